@@ -31,21 +31,6 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     decode.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
     engine_options(decode)
 
-    products = commands.add_parser(
-        "products", help="time each shape's matrix products, beside what memory and CPU can do at most"
-    )
-    products.set_defaults(run=_products)
-    products.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name")
-    products.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the checkpoint's")
-    products.add_argument(
-        "--rows", type=int, nargs="+", help="numbers of rows to multiply (default: 1 4 16 64 512 2048)"
-    )
-    products.add_argument(
-        "--rounds", type=int, default=5, help="number of rounds; times are their medians (default: 5)"
-    )
-    products.add_argument("--threads", type=int, help="threads (default: the number of cores)")
-    products.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write the figures to FILE")
-
     add_cluster(commands.add_parser("cluster", help="compare ways to route requests to replicas, on Ray Serve"))
 
     quality = commands.add_parser(
@@ -109,12 +94,6 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     )
     adapters.add_argument("--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE")
 
-    masks = commands.add_parser("masks", help="time the masks of grammars, beside the output layer of a model")
-    masks.set_defaults(run=_masks)
-    masks.add_argument("--vocab-size", type=int, default=131072, help="tokens in the vocabulary (default: 131072)")
-    masks.add_argument("--rows", type=int, default=1, help="requests with a grammar in a pass (default: 1)")
-    masks.add_argument("--rounds", type=int, default=5, help="number of rounds; times are medians (default: 5)")
-
     parallel = commands.add_parser(
         "parallel", help="serve the same requests from one process, and from several that split the model"
     )
@@ -173,24 +152,6 @@ def _decode(args: argparse.Namespace) -> None:
 
 
 DECODE_OPTIONS = ("command", "what", "run", "model", "requests", "new_tokens", "rounds", "json")
-
-
-def _products(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.machine import Checkpoint, describe_machine
-    from nanoinfer.bench.markdown import fitted
-    from nanoinfer.bench.products import ROWS, format_products, measure_products
-    from nanoinfer.bench.settings import write_results
-    from nanoinfer.model.loader import resolve_model_path
-
-    path = resolve_model_path(args.model)
-    threads = describe_machine()["cores"] if args.threads is None else args.threads
-    if args.json:
-        Path(args.json).touch()
-    dtype = args.dtype or Checkpoint.read(path).dtype
-    results = measure_products(path, dtype, threads, args.rows or ROWS, args.rounds)
-    print(fitted(format_products(results), room()))
-    if args.json:
-        write_results(args.json, results.as_dict())
 
 
 def _quality(args: argparse.Namespace) -> None:
@@ -271,17 +232,6 @@ def _parallel(args: argparse.Namespace) -> None:
     print(f"{format_parallel(results.measured, room())}\n\n{format_paper(results.on_paper, room())}")
     if args.json:
         write_results(args.json, as_json(results))
-
-
-def _masks(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.markdown import fitted
-    from nanoinfer.bench.masks import format_masks, measure_masks
-
-    for name, least in (("vocab_size", 256), ("rows", 1), ("rounds", 1)):
-        if getattr(args, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least {least}")
-    results = measure_masks(args.vocab_size, args.rows, args.rounds)
-    print(fitted(format_masks(results, args.vocab_size, args.rows), room()))
 
 
 def _table(args: argparse.Namespace) -> None:

@@ -50,21 +50,11 @@ def add_drafts(drafts: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=600, help="seconds until another engine counts as failed (default: 600)"
     )
     drafts.add_argument("--out", type=os.path.expanduser, metavar="FILE.json", help="also write all runs to this file")
-    drafts.add_argument(
-        "--curve",
-        type=os.path.expanduser,
-        metavar="FILE.png",
-        help="instead: draw the speed of --model against a forced acceptance rate (default: with 1 and 16 requests)",
-    )
 
 
 def _drafts(args: argparse.Namespace) -> int:
     if args.out:
         Path(args.out).touch()  # a file that cannot be written fails here, before the measurement
-    return _curve(args) if args.curve else _workloads(args)
-
-
-def _workloads(args: argparse.Namespace) -> int:
     from nanoinfer.bench.draft_peers import draft_peers
     from nanoinfer.bench.draft_settings import DraftSettings
     from nanoinfer.bench.drafts import measure_drafts
@@ -88,25 +78,6 @@ def _workloads(args: argparse.Namespace) -> int:
     results = measure_drafts(settings, _keeper(args))
     print(fitted(format_drafts(results), room()))
     return 1 if results["differences"] else 0
-
-
-def _curve(args: argparse.Namespace) -> int:
-    from nanoinfer.bench.draft_curve import CurveSettings, format_curve, measure_curve
-    from nanoinfer.bench.draft_curve_figure import draw
-    from nanoinfer.bench.machine import describe_machine
-    from nanoinfer.bench.markdown import fitted
-
-    if args.compare or args.num_draft_tokens or args.always or args.draft_model:
-        raise ValueError("--curve: goes with --model, --requests, --rounds, --threads, --seed and --out only")
-    threads = describe_machine()["cores"] if args.threads is None else args.threads
-    settings = CurveSettings(args.model, args.requests or (1, 16), rounds=args.rounds, threads=threads, seed=args.seed)
-    import matplotlib  # noqa: F401 - fails here, before the measurement, where it is not installed
-
-    Path(args.curve).touch()
-    results = measure_curve(settings, _keeper(args))
-    print(fitted(format_curve(results), room()))
-    draw(results, Path(args.curve))
-    return 0
 
 
 def _keeper(args: argparse.Namespace) -> Callable[[dict[str, Any]], None]:

@@ -6,11 +6,10 @@
 
 A checkpoint's folder is named SIZE-DTYPE. The converted checkpoint is written beside it, with `.gguf` or `.ov` added to
 the name. With `--weights int8` or `int4`, the engine's own tool also quantizes it, and the added part is `.int8.gguf` and
-so on. For vLLM, which needs no conversion otherwise, `compressed` writes such weights as `.int8.compressed`.
+so on.
 
     PATH/TO/LLAMA.CPP'S/python nanoinfer/bench/make_models.py gguf models/small-bfloat16 --weights int8
     python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --weights int4 --optimum-cli ...
-    python -m nanoinfer.bench.make_models compressed models/small-bfloat16 --weights int8
 
 This file also runs as a plain script where nanoinfer is not installed.
 """
@@ -264,13 +263,11 @@ def make_openvino(checkpoint: Path, optimum_cli: str, weights: str | None = None
 def main() -> None:
     """The command line of the module's docstring."""
     parser = argparse.ArgumentParser(description="Make checkpoints for measurements, and convert them.")
-    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino", "compressed"])
+    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
     parser.add_argument("folder", nargs="+", type=Path, help="checkpoint folders; name those to be made SIZE-DTYPE")
     parser.add_argument("--weights", choices=["int8", "int4"], help="quantize (for gguf: an existing CHECKPOINT.gguf)")
     parser.add_argument("--optimum-cli", default="optimum-cli", help="for openvino: optimum-intel's program")
     args = parser.parse_args()
-    if args.what == "compressed" and not args.weights:
-        parser.error("compressed: needs --weights")
     if args.what == "checkpoint" and args.weights:
         parser.error("checkpoint: takes no --weights")
     for folder in args.folder:
@@ -279,12 +276,8 @@ def main() -> None:
             made = folder
         elif args.what == "gguf":
             made = quantize_gguf(folder, args.weights) if args.weights else make_gguf(folder)
-        elif args.what == "openvino":
-            made = make_openvino(folder, args.optimum_cli, args.weights)
         else:
-            from nanoinfer.bench.compressed import make_compressed
-
-            made = make_compressed(folder, args.weights)
+            made = make_openvino(folder, args.optimum_cli, args.weights)
         print(made, file=sys.stderr)
 
 

@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from statistics import mean, median
 from typing import Any
 
-from nanoinfer.bench.metrics import by_round, runs_of
-from nanoinfer.bench.peak import peak_of
+from nanoinfer.bench.metrics import runs_of
 
 Results = Mapping[str, Any]
 
 
 def remarks(model: Results) -> str:
-    """Shares of the memory's speed and of the multiply peak, whether nanoinfer's settings agree, failures, disturbances."""
-    lines = [*_share_of_bandwidth(model), *_share_of_peak(model)]
+    """Shares of the memory's speed, whether nanoinfer's settings agree, failures, disturbances."""
+    lines = [*_share_of_bandwidth(model)]
     lines += [_agreement(model, engine["name"]) for engine in model["engines"] if _is_compared(model, engine)]
     for engine in model["engines"]:
         messages = {run["error"] for run in model["runs"] if run["engine"] == engine["name"] and "error" in run}
@@ -33,17 +32,8 @@ def remarks(model: Results) -> str:
     return "\n".join(lines)
 
 
-def highest_peaks(model: Results) -> dict[str, float]:
-    """The highest GFLOP/s that was measured of each kind of multiplication."""
-    highest: dict[str, float] = {}
-    for peaks in model.get("peaks_gflop_s", ()):
-        for name, speed in peaks.items():
-            highest[name] = max(speed, highest.get(name, 0.0))
-    return highest
-
-
 def _on_cpu(model: Results) -> list[Results]:
-    """The engines that computed on the processor whose bandwidth and peak were measured."""
+    """The engines that computed on the processor whose bandwidth was measured."""
     return [engine for engine in model["engines"] if engine.get("options", {}).get("device", "cpu") == "cpu"]
 
 
@@ -65,23 +55,6 @@ def _share_of_bandwidth(model: Results) -> list[str]:
         weights += " (quantized: as if all were, at 8 or 4.5 bits)"
     measured = f"{min(bandwidths):.1f}..{max(bandwidths):.1f} GB/s, measured before and after each run"
     return [f"- single: {weights}; read speed as a share of the memory's speed ({measured}): {', '.join(shares)}"]
-
-
-def _share_of_peak(model: Results) -> list[str]:
-    """Operations of the layers' products per second in `prefill`, as a share of what the CPU can multiply in this dtype."""
-    peak = peak_of(highest_peaks(model), model["dtype"])
-    shares = []
-    for engine in _on_cpu(model):
-        speeds = by_round(model, "prefill", engine["name"], "input_tok_s").values()
-        if speeds and peak and not engine.get("weights"):
-            done = 2 * model["layer_parameters"] * median(speeds) / 1e9
-            shares.append(f"{engine['name']} {done / peak:.2f}")
-    if not shares:
-        return []
-    return [
-        f"- prefill: operations of the layers' products, without attention, as a share of the peak ({peak:.0f} GFLOP/s in "
-        f"{model['dtype']}): {', '.join(shares)}"
-    ]
 
 
 def _is_compared(model: Results, engine: Results) -> bool:

@@ -6,8 +6,7 @@ from typing import Any
 
 from nanoinfer.bench.markdown import table
 from nanoinfer.bench.metrics import advantage, against_best, by_round, runs_of
-from nanoinfer.bench.profile_report import format_profile
-from nanoinfer.bench.remarks import highest_peaks, remarks
+from nanoinfer.bench.remarks import remarks
 from nanoinfer.bench.workloads import WORKLOADS, Measure
 
 Results = Mapping[str, Any]
@@ -41,10 +40,7 @@ def format_results(results: Results, details: bool = True) -> str:
         parts += [new, remarks(model)]
         if details and model["runs"]:
             parts.append(details_table(model))
-        for engine, profiles in model.get("profile", {}).items():
-            parts += [f"Profile: {engine}, {name}\n\n{format_profile(kinds)}" for name, kinds in profiles.items()]
-    legend = LEGEND if results["rounds"] else ""
-    return "\n\n".join(part for part in [*parts, legend] if part)
+    return "\n\n".join(part for part in [*parts, LEGEND] if part)
 
 
 def main_tables(model: Results) -> list[str]:
@@ -110,8 +106,7 @@ def _title(model: Results) -> str:
     title = f"### {model['name']}: {model['parameters'] / 1e6:.1f} M parameters, {model['dtype']}"
     if model["bandwidth_gb_s"]:
         title += f", read bandwidth before and after {', '.join(f'{v:.1f}' for v in model['bandwidth_gb_s'])} GB/s"
-    peaks = ", ".join(f"{name} {speed:.0f}" for name, speed in highest_peaks(model).items())
-    return f"{title}, multiply peak {peaks} GFLOP/s" if peaks else title
+    return title
 
 
 def _over_rounds(model: Results, workload: str, engine: str, key: str, part: str | None = None) -> float | None:

@@ -3,7 +3,6 @@
 import argparse
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ def add_run(run: argparse.ArgumentParser) -> None:
         "--rounds",
         type=int,
         default=3,
-        help="number of rounds; every figure is their median (default: 3; with --profile, 0 means only the profile)",
+        help="number of rounds; every figure is their median (default: 3)",
     )
     run.add_argument(
         "--device", default="cpu", help="where nanoinfer and transformers compute: cpu, cuda, npu (default: cpu)"
@@ -81,7 +80,6 @@ def add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue the run that wrote the file of --json, and do not repeat what it has measured",
     )
-    run.add_argument("--profile", action="store_true", help="also show where the time goes in nanoinfer's steps")
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -110,8 +108,6 @@ def _run(args: argparse.Namespace) -> None:
         for dtype in args.dtype or [checkpoint.dtype]:
             earlier = find_model(results, checkpoint.name, dtype) if args.resume else None
             model = measure_model(path, dtype, settings, earlier, keep)
-            if args.profile and "profile" not in model:
-                model["profile"] = _profile(model, path, settings)
             keep(model)
     print(fitted(format_results(results), room()))
 
@@ -132,7 +128,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
                 raise ValueError(f"{name} {value}: must be one of {', '.join(allowed)}")
     cores = describe_machine()["cores"]
     threads = cores if args.threads is None else args.threads
-    for name, number, least in (("--rounds", args.rounds, 0 if args.profile else 1), ("--threads", threads, 1)):
+    for name, number, least in (("--rounds", args.rounds, 1), ("--threads", threads, 1)):
         if number < least:
             raise ValueError(f"{name} {number}: must be at least {least}")
     if args.busy is not None and not 1 <= args.busy <= 100:
@@ -168,22 +164,3 @@ def _settings(args: argparse.Namespace) -> "Settings":
         timeout=args.timeout,
         busy=(args.busy or cores) if wants_busy else 0,
     )
-
-
-def _profile(model: Mapping[str, Any], path: Path, settings: "Settings") -> dict[str, Any]:
-    """Run the workloads again under the profiler, once for each of nanoinfer's settings: engine → workload → kinds of
-    step."""
-    from nanoinfer.bench.profiler import WARM_UP, profile_model
-    from nanoinfer.bench.workloads import make_job, warm_up
-
-    context_len, vocab_size = model["context_len"], model["vocab_size"]
-    jobs = {WARM_UP: [warm_up(context_len, vocab_size)]}
-    for workload in settings.workloads:
-        if not workload.busy:
-            seed = settings.seed + settings.rounds  # prompts that no round has used
-            jobs[workload.name] = [make_job(workload, seed, context_len, vocab_size, model["gap_s"])]
-    return {
-        engine.name: profile_model(str(path), model["dtype"], settings.threads, jobs, **engine.options)
-        for engine in settings.engines
-        if engine.is_ours
-    }

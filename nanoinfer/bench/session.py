@@ -14,7 +14,6 @@ from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker
 from nanoinfer.bench.load import Load
 from nanoinfer.bench.machine import Checkpoint, read_bandwidth
 from nanoinfer.bench.metrics import first_difference, same_requests, summary
-from nanoinfer.bench.peak import multiply_peaks
 from nanoinfer.bench.settings import Settings
 from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make_job, shape, warm_up
 
@@ -57,7 +56,6 @@ def measure_model(
             w.name: _workload_facts(w, checkpoint.context_len, gap, settings.busy) for w in settings.workloads
         },
         "bandwidth_gb_s": [],
-        "peaks_gflop_s": [],
         "engines": [],
         "runs": [],
         **(earlier or {}),
@@ -77,12 +75,8 @@ def measure_model(
     def bandwidth_now() -> float:
         return read_bandwidth(settings.threads, settings.bandwidth_bytes)
 
-    def measure_machine() -> None:
-        result["bandwidth_gb_s"].append(bandwidth_now())
-        result["peaks_gflop_s"].append(multiply_peaks(settings.threads, settings.peak_s))
-
     with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
-        measure_machine()
+        result["bandwidth_gb_s"].append(bandwidth_now())
         workers = {}
         for spec in needed:
             bar.set_postfix_str(f"loading {spec.name}")
@@ -99,7 +93,7 @@ def measure_model(
             busy = settings.busy if workload.busy else 0
             result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar, busy)
             keep(result)
-        measure_machine()
+        result["bandwidth_gb_s"].append(bandwidth_now())
     keep(result)
     return result
 

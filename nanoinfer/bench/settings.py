@@ -35,7 +35,6 @@ class Settings:
     timeout: float = 600.0
     busy: int = 0
     bandwidth_bytes: int = 2**30  # read to measure the memory's bandwidth; far larger than any cache
-    peak_s: float = 0.2  # how long each kind of multiplication is repeated to measure the multiply peak
 
     def as_dict(self) -> dict[str, Any]:
         """What a results file says of them, and what must be the same when a stopped run continues (except `rounds`)."""
@@ -84,7 +83,7 @@ def read_results(file: str) -> dict[str, Any]:
 
 def _check_whole(results: dict[str, Any]) -> None:
     """ValueError naming what is missing in a results file or has another form than a run can be continued from."""
-    entry = {"name": str, "dtype": str, "bandwidth_gb_s": list, "peaks_gflop_s": list, "engines": list, "runs": list}
+    entry = {"name": str, "dtype": str, "bandwidth_gb_s": list, "engines": list, "runs": list}
 
     def check(where: str, value: Any, keys: Mapping[str, type]) -> None:
         for key, kind in keys.items():

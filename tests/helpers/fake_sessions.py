@@ -17,7 +17,7 @@ def fake_settings(workloads: list[str], rounds: int, engines: Mapping[str, Mappi
     """Settings for fake engines, given as name → options; those called ours* are ours."""
     specs = [EngineSpec(name, FAKE, options=o, is_ours=name.startswith("ours")) for name, o in engines.items()]
     chosen = [WORKLOADS[name] for name in workloads]
-    return Settings(chosen, specs, rounds, gap=0.001, bandwidth_bytes=2**20, peak_s=0.001, **more)
+    return Settings(chosen, specs, rounds, gap=0.001, bandwidth_bytes=2**20, **more)
 
 
 def fake_session(

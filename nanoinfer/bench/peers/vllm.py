@@ -11,8 +11,8 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank may be
 
 class Peer:
     """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default. With `weights=int8` and `int4`, it
-    reads `MODEL.int8.compressed` and `MODEL.int4.compressed` (see make_models.py). `adapters`: name → folder; all of them
-    may be in a batch."""
+    reads `MODEL.int8.compressed` and `MODEL.int4.compressed`, in the format compressed-tensors. `adapters`: name → folder;
+    all of them may be in a batch."""
 
     prefix_cache = True
 
@@ -28,10 +28,7 @@ class Peer:
         if weights:
             path = f"{model}.{weights}.compressed"
             if not os.path.isdir(path):
-                raise FileNotFoundError(
-                    f"{path}: not found; make it with python -m nanoinfer.bench.make_models compressed {model} "
-                    f"--weights {weights}"
-                )
+                raise FileNotFoundError(f"{path}: not found; must have the weights as compressed-tensors")
             model = path
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",

@@ -57,18 +57,11 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
         action="store_true",
         help="instead: compare 32 streams over HTTP with the same requests to an AsyncEngine",
     )
-    serve.add_argument(
-        "--pages",
-        type=int,
-        metavar="N",
-        help="instead: what it costs when N browsers watch the live page, and when none does",
-    )
-    serve.add_argument("--streams", type=int, help="for --own-cost and --pages: how many streams (default: 32)")
+    serve.add_argument("--streams", type=int, help="for --own-cost: how many streams (default: 32)")
     serve.add_argument(
         "--json", type=os.path.expanduser, metavar="FILE", help="also write all runs to FILE, after each"
     )
     serve.add_argument("--resume", action="store_true", help="continue the run that wrote the file of --json")
-    serve.add_argument("--figure", type=os.path.expanduser, metavar="FILE.png", help="also draw the results")
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -79,7 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.json:
         Path(args.json).touch()  # a file that cannot be written fails here, before the measurement
     try:
-        if args.own_cost or args.pages is not None:
+        if args.own_cost:
             return _own_cost(args)
         return _loads(args)
     except EngineFailure as failure:
@@ -98,7 +91,7 @@ def _loads(args: argparse.Namespace) -> int:
     from nanoinfer.model.loader import resolve_model_path
 
     if args.streams is not None:
-        raise ValueError("--streams: goes with --own-cost and --pages only")
+        raise ValueError("--streams: goes with --own-cost only")
     given = {"clients": args.concurrency, "shares": args.rates, "seconds": args.seconds, "rounds": args.rounds}
     settings = ServeSettings(
         args.model,
@@ -110,17 +103,9 @@ def _loads(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         **{name: value for name, value in given.items() if value is not None},
     )
-    if args.figure:
-        import matplotlib  # noqa: F401 - fails here, before the measurement, where it is not installed
-
-        Path(args.figure).touch()
     fresh = start_results(settings, Checkpoint.read(resolve_model_path(args.model)))
     results = measure_serve(settings, continued(args.json, fresh) if args.resume else fresh, _keeper(args))
     print(fitted(format_serve(results), room()))
-    if args.figure:
-        from nanoinfer.bench.serve.figure import draw
-
-        draw(results, Path(args.figure))
     return 0
 
 
@@ -135,10 +120,9 @@ def _own_cost(args: argparse.Namespace) -> int:
         ("--concurrency", args.concurrency),
         ("--rates", args.rates),
         ("--seconds", args.seconds),
-        ("--figure", args.figure),
     ):
         if value:
-            raise ValueError(f"{option}: does not go with --own-cost or --pages")
+            raise ValueError(f"{option}: does not go with --own-cost")
     given = {"rounds": args.rounds, "streams": args.streams, "new_tokens": args.new_tokens}
     settings = OwnCostSettings(
         args.model,
@@ -147,13 +131,6 @@ def _own_cost(args: argparse.Namespace) -> int:
         timeout=args.timeout,
         **{name: value for name, value in given.items() if value is not None},
     )
-    if args.pages is not None:
-        from nanoinfer.bench.serve.pages import format_pages, measure_pages
-
-        if args.own_cost or args.json:
-            raise ValueError(f"--pages: does not go with {'--own-cost' if args.own_cost else '--json'}")
-        print(fitted(format_pages(measure_pages(settings, args.pages), settings, args.pages), room()))
-        return 0
     fresh = start_own_cost(settings)
     results = measure_own_cost(settings, continued(args.json, fresh) if args.resume else fresh, _keeper(args))
     print(fitted(format_own_cost(results), room()))

@@ -30,4 +30,4 @@ def test_what_the_processor_can_do_is_no_measure_for_a_gpu() -> None:
     for engine in on_cpu["engines"]:
         del engine["options"]["device"]
     assert "share of" not in remarks(GPU)
-    assert remarks(on_cpu).count("share of") == 2
+    assert "share of" in remarks(on_cpu)

@@ -179,8 +179,6 @@ def test_bad_options_are_named_before_anything_is_loaded(capsys: pytest.CaptureF
         (["--compare", "nanoinfer"], "--compare nanoinfer: is always measured"),
         (["--compare", str(FAKE), str(FAKE)], "--compare fake_peer: given twice"),
         (["--compare", str(FAKE), "--workloads", "json"], "--compare fake_peer: needs the workload copying"),
-        (["--curve", "x.png", "--always"], "--curve: goes with --model"),
-        (["--curve", "x.png", "--requests", "0"], "--requests 0: must be in 1..256"),
     ):
         assert main(["bench", "drafts", *argv]) == 2
         assert message in capsys.readouterr().err

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench import make_models
-from nanoinfer.bench.compressed import make_compressed
 from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
 from nanoinfer.model.loader import resolve_model_path
 
@@ -87,31 +85,7 @@ def test_openvino_quantizes_as_it_exports(tmp_path: Path) -> None:
         assert f" {words} {checkpoint}.{weights}.ov\n" in (tmp_path / "arguments").read_text()
 
 
-def test_compressed_weights_are_the_checkpoints_up_to_half_a_step(tmp_path: Path) -> None:
-    source = tmp_path / "small-float32"
-    make_checkpoint(source, **TINY)
-    weights = load_file(source / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    for kind in ("int8", "int4"):
-        folder = make_compressed(source, kind)
-        assert folder == tmp_path / f"small-float32.{kind}.compressed"
-        made = load_file(folder / "model.safetensors")
-        scale = made[f"{name}_scale"]
-        if kind == "int8":
-            numbers = made[name].float()
-        else:
-            assert made[f"{name}_shape"].tolist() == list(weights[name].shape)
-            words = made[f"{name}_packed"].long()[:, :, None]
-            numbers = ((words >> torch.arange(0, 32, 4)) & 15).flatten(1).float() - 8
-            scale = scale.repeat_interleave(32, 1)
-        assert ((numbers * scale - weights[name]).abs() <= scale * 0.501).all()
-        assert torch.equal(made["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
-        config = json.loads((folder / "config.json").read_text())
-        assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] == int(kind[3:])
-        assert (folder / "tokenizer.json").exists()
-
-
-@pytest.mark.parametrize("argv", [["compressed", "x"], ["checkpoint", "x", "--weights", "int8"]])
+@pytest.mark.parametrize("argv", [["checkpoint", "x", "--weights", "int8"]])
 def test_weights_are_asked_for_where_they_can_be_made(
     argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

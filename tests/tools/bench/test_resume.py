@@ -140,7 +140,6 @@ def test_the_command_continues_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nanoinfer.bench.session.read_bandwidth", lambda threads, size: 25.0)
-    monkeypatch.setattr("nanoinfer.bench.session.multiply_peaks", lambda threads, seconds: {})
     file = tmp_path / "run.json"
     argv = ["bench", "--model", str(checkpoint()), "--workloads", "single", "--threads", "1", "--json", str(file)]
     assert main([*argv, "--rounds", "1"]) == 0

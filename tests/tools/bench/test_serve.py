@@ -160,27 +160,6 @@ def test_other_servers_are_started_by_their_own_programs(checkpoint: Checkpoint,
     assert [line.startswith(start) for line, start in zip(calls, starts, strict=True)] == [True] * 3
 
 
-def test_the_figure_has_a_line_per_server(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    from nanoinfer.bench.serve.figure import _lines, draw
-
-    results = start_results(small(fake("first"), fake("second"), NULL_SERVER, shares=()), checkpoint)
-    for name, factor in (("first", 2.0), ("second", 1.0)):
-        results["runs"] += [
-            {"round": r, "load": f"closed {clients}", "server": name, "tokens_s": factor * clients + r}
-            for r in (0, 1, 2)
-            for clients in (1, 3)
-        ]
-    results["runs"].append({"round": 3, "load": "closed 1", "server": "second", "error": "ended"})
-    figure, axes = pyplot.subplots()
-    _lines(axes, results, "closed", [1, 3], "tokens_s", None)
-    lines = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
-    assert lines == {"first": ([1, 3], [3.0, 7.0]), "second": ([1, 3], [2.0, 4.0])}
-    pyplot.close(figure)
-    draw(results, tmp_path / "serve.png")
-    assert (tmp_path / "serve.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.slow
 def test_a_server_that_fails_is_reported_and_the_others_are_measured(
     checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -294,7 +273,7 @@ def test_a_run_in_which_the_client_stood_still_is_measured_again(
         (["--resume"], "--resume: needs --json"),
         (["--compare", "vllm=/nowhere"], "'/nowhere' must be an executable"),
         (["--goodput", "fast"], "--goodput fast"),
-        (["--streams", "3"], "--streams: goes with --own-cost and --pages only"),
+        (["--streams", "3"], "--streams: goes with --own-cost only"),
         (["--own-cost", "--rates", "0.5"], "--rates: does not go with --own-cost"),
         (["--own-cost", "--streams", "0"], "--streams 0: must be in 1..256"),
         (["--new-tokens", "1"], "--new-tokens 1: must be in 2"),

@@ -47,7 +47,7 @@ def test_all_of_a_run_is_kept(checkpoint: Callable[..., Path]) -> None:
     (model,) = results["models"]
     assert model["dtype"] == "float32"
     assert model["workloads"]["offline"]["scaled"]
-    assert len(model["bandwidth_gb_s"]) == len(model["peaks_gflop_s"]) == 2
+    assert len(model["bandwidth_gb_s"]) == 2
     assert model["engines"][1]["versions"]["fake"] == "1.0"
     offline = next(run for run in model["runs"] if run["workload"] == "offline")
     assert set(offline) == {
@@ -155,19 +155,6 @@ def test_first_difference_names_request_and_position() -> None:
     assert same_requests([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 1
 
 
-def test_the_share_of_the_multiply_peak_is_the_layers_operations_a_second_over_the_highest_peak() -> None:
-    run = {"round": 0, "workload": "prefill", "engine": "nanoinfer", "input_tok_s": 1000.0}
-    peaks = [{"float32": 100.0}, {"float32": 200.0, "int8": 800.0}]
-    model = {
-        "layer_parameters": 50_000_000,
-        "dtype": "float32",
-        "peaks_gflop_s": peaks,
-        "engines": [{"name": "nanoinfer", "ours": True}],
-        "runs": [run],
-    }
-    assert "(200 GFLOP/s in float32): nanoinfer 0.50" in remarks(model)  # 2 * 50 M * 1000 a second = 100 GFLOP/s
-
-
 def test_the_share_of_memory_bandwidth_is_weights_read_a_second_over_bytes_read_a_second() -> None:
     run = {"round": 0, "workload": "single", "engine": "nanoinfer", "ms_per_token": 20.0, "bandwidth_gb_s": [30, 50]}
     model = {
@@ -234,7 +221,6 @@ def test_nanoinfer_and_transformers_measured_for_real(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("nanoinfer.bench.session.read_bandwidth", lambda threads, size: 25.0)  # or it takes seconds
-    monkeypatch.setattr("nanoinfer.bench.session.multiply_peaks", lambda threads, seconds: {"float32": 100.0})
     file = tmp_path / "results.json"
     argv = ["bench", "--model", str(checkpoint()), "--rounds", "1", "--workloads", "shared-cached", "single"]
     argv += ["--compare", "transformers", "--threads", "1", "--gap", "0.01", "--json", str(file)]
