@@ -9,6 +9,7 @@ keeps their outputs. It is enough after a change to the package that changes no 
 """
 
 import argparse
+import ast
 import copy
 import os
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 from notebooks.sync import REFRESH, sync
 from notebooks.tools.files import ROOT, as_text, read, source_of, sources, tags, write
-from notebooks.tools.outputs import keep_outputs, same_code, shown_code
+from notebooks.tools.package_cells import marked_path
 from notebooks.tools.student import NotebookError, student_notebook
 from notebooks.tools.tidy import clear_outputs, output_problems, tidy, tidy_outputs
 
@@ -53,17 +54,38 @@ def refresh_text(source: Path, root: Path = ROOT) -> tuple[Path, bool, list[str]
     """Bring the text of one notebook up to date in `source` and in what is built from it, running nothing.
 
     Outputs stay where they are, those of package cells that changed included. Returns the path that was built, whether
-    anything was written, and a message per cell that has to be run: one that is new, or has another text than when its
-    output was made. Raises NotebookError, with at most package cells refreshed, when the notebook is inconsistent.
+    anything was written, and a message per cell that has to be run: one whose code is another than its output came from.
+    Raises NotebookError, with at most package cells refreshed, when the notebook is inconsistent.
     """
     target = built_path(source, root)
     before = [path.read_bytes() if path.is_file() else b"" for path in (source, target)]
     notebook = _student(source, root)
-    stale = keep_outputs(notebook, read(target) if target.is_file() else {"cells": []})
+    old = read(target)["cells"] if target.is_file() else []
+    stale = []
+    for number, cell in enumerate(notebook["cells"], 1):
+        if cell["cell_type"] != "code":
+            continue
+        there = old[number - 1] if number <= len(old) else {}
+        if same_code(there, cell):
+            cell.update(outputs=there["outputs"], execution_count=there["execution_count"])
+        else:
+            cell.update(outputs=[], execution_count=None)
+            stale.append(f"{target.name}, cell {number}: its code is new; run it: {RUN} {source.stem}")
     write(target, notebook)
-    changed = before != [path.read_bytes() for path in (source, target)]
-    run = f"run it: {RUN} {source.stem}"
-    return target, changed, [f"{target.name}, cell {number}: {reason}; {run}" for number, reason in stale]
+    return target, before != [path.read_bytes() for path in (source, target)], stale
+
+
+def same_code(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a cell prints what another did: package cells do, which only define things, and code that differs in comments
+    and layout alone."""
+    if old.get("cell_type") != "code":
+        return False
+    first, second = source_of(old), source_of(new)
+    marks = [marked_path(source) is not None for source in (first, second)]
+    try:
+        return all(marks) if any(marks) else ast.dump(ast.parse(first)) == ast.dump(ast.parse(second))
+    except SyntaxError:  # not Python alone: `%timeit`, `!ls`
+        return first == second
 
 
 def _student(source: Path, root: Path) -> dict[str, Any]:
@@ -84,39 +106,24 @@ def _student(source: Path, root: Path) -> dict[str, Any]:
     return notebook
 
 
-def expected(source: Path, root: Path = ROOT) -> list[tuple[str, str, list[str]]]:
-    """Kind, text and tags of every cell that the notebook built from `source` must have."""
+def check(source: Path, root: Path = ROOT) -> list[str]:
+    """What is out of date in the notebook built from `source`, and the command that mends it; nothing is run."""
+    target, again = built_path(source, root), f"{RUN} {source.stem}"
+    if not target.is_file():
+        return [f"{target.name}: has not been built from {source.parent.name}/{source.name}: {again}"]
     notebook = read(source)
     sync(notebook, source.stem, root)
     tidy(notebook)
-    if built_path(source, root) != source:
+    if target != source:
         notebook = student_notebook(notebook, source.stem)
-    return cells_of(notebook)
-
-
-def cells_of(notebook: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """Kind, text and tags of every cell."""
-    return [(cell["cell_type"], source_of(cell), tags(cell)) for cell in notebook["cells"]]
-
-
-def check(source: Path, root: Path = ROOT) -> list[str]:
-    """What is out of date in the notebook built from `source`, and the command that mends it; nothing is run."""
-    target, again = built_path(source, root), f"python -m notebooks.build {source.stem}"
-    if not target.is_file():
-        return [f"{target.name}: has not been built from {source.parent.name}/{source.name}: {again}"]
-    there, wanted = cells_of(read(target)), expected(source, root)
+    there, wanted = read(target)["cells"], notebook["cells"]
     if len(there) != len(wanted):
         return [f"{target.name}: has {len(there)} cells instead of {len(wanted)}: {again}"]
     return [
-        f"{target.name}, cell {i}: is not what its source gives: {REFRESH if _prints_the_same(mine, theirs) else again}"
+        f"{target.name}, cell {i}: is not what its source gives: {REFRESH if same_code(mine, theirs) else again}"
         for i, (mine, theirs) in enumerate(zip(there, wanted, strict=True), 1)
-        if mine != theirs
+        if any(of(mine) != of(theirs) for of in (lambda cell: cell["cell_type"], source_of, tags))
     ]
-
-
-def _prints_the_same(first: tuple[str, str, list[str]], second: tuple[str, str, list[str]]) -> bool:
-    """Whether two cells, as `cells_of` gives them, have the same outputs, whatever else differs."""
-    return first[0] == second[0] and (first[0] != "code" or same_code(first[1], second[1]))
 
 
 def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeout: int) -> dict[str, Any]:
@@ -216,11 +223,8 @@ def main(arguments: list[str] | None = None) -> int:
             if options.check:
                 problems = check(source)
             elif options.text:
-                before = shown_code(built_path(source, ROOT))
                 target, changed, problems = refresh_text(source)
                 print(f"{target.relative_to(ROOT)}: {'refreshed' if changed else 'up to date'}")
-                if not problems and shown_code(target) != before:
-                    print(f"  its package cells have other code now: if that changes an output, {RUN} {source.stem}")
             else:
                 target = build(source, timeout=options.timeout)
                 print(f"{target.relative_to(ROOT)}: {time.monotonic() - begin:.0f} s")

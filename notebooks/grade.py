@@ -43,9 +43,8 @@ def notes(graded: Graded) -> str:
     return "; ".join([*graded.notes, *(f"{', '.join(failed)} {outcome}" for outcome, failed in ids.items())])
 
 
-def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False, names: bool = False) -> str:
-    """Submissions of one notebook: file, marks, sum, notes. `verbose`: below each row its hints and exceptions;
-    `names`: below all the exercises' titles."""
+def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: bool = False) -> str:
+    """Submissions of one notebook: file, marks, sum, notes. `verbose`: below each row its hints and exceptions."""
     total = sum(exercise.points for exercise in exercises)
     head = ["file", *(exercise.id for exercise in exercises), f"of {total}" if exercises else "", "notes"]
     body = []
@@ -60,8 +59,6 @@ def table(rows: Sequence[Graded], exercises: Sequence[Exercise], *, verbose: boo
             said = [row.texts.get(e.id, "") for e in exercises if row.outcomes.get(e.id) in ("wrong", "syntax error")]
             said += [f"cell {number} raises {error}" for number, error in row.raised.items()]
             lines += [f"    {line}" for text in said for line in text.splitlines()]
-    if names:
-        lines += ["", *(f"{e.id:>6}  {e.title} ({e.points})" for e in exercises)]
     return "\n".join(lines)
 
 
@@ -105,10 +102,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the marks to FILE")
     parser.add_argument("--verbose", action="store_true", help="show each hint, and what cells raise")
-    parser.add_argument("--names", action="store_true", help="say what the exercises are")
-    parser.add_argument(
-        "--quick", action="store_true", help="run only the cells that the exercises need, by their names"
-    )
     parser.add_argument(
         "--checks", type=Path, action="append", default=[], metavar="FOLDER", help="has nbNN.py with your own exercises"
     )
@@ -130,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def graded(path: Path) -> Graded:
         limits = {name: getattr(options, name) for name in ("timeout", "total", "memory")}
-        return grade(path, **limits, checks=folders, quick=options.quick)
+        return grade(path, **limits, checks=folders)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(graded, options.files))
@@ -139,8 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
         row.name = printable(os.path.relpath(path.resolve(), folder)).replace("\n", "?")
     numbers = sorted({row.notebook for row in rows if row.notebook is not None})
     tables = [
-        table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose, names=options.names)
-        for n in numbers
+        table([row for row in rows if row.notebook == n], exercises_of(n), verbose=options.verbose) for n in numbers
     ]
     if unknown := [row for row in rows if row.notebook is None]:
         tables.append(table(unknown, []))

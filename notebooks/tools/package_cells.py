@@ -17,24 +17,15 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class CellError(ValueError):
-    """A package cell that names what its file does not have, or holds what no package cell may hold.
-
-    `missing`: the top-level name that the file does not define, where that is the reason.
-    """
-
-    def __init__(self, message: str, missing: str | None = None):
-        super().__init__(message)
-        self.missing = missing
+    """A package cell that names what its file does not have, or holds what no package cell may hold."""
 
 
 @dataclass
 class Cell:
-    """What one package cell should be: its `text`, what it shows as "RadixCache" or "RadixCache.match_prefix", and the
-    classes of which it shows every method (`whole`)."""
+    """What one package cell should be: its `text`, and the classes of which it shows every method (`whole`)."""
 
     path: str
     text: str
-    shown: set[str] = field(default_factory=set)
     whole: set[str] = field(default_factory=set)
 
 
@@ -65,7 +56,7 @@ def package_cell(source: str, root: Path, whole: AbstractSet[str] = frozenset())
     if not wanted.body:
         raise CellError(f"{path}: the cell names no definition (write `def name(): ...` or `class Name: ...`)")
     if not (root / path).is_file():
-        raise CellError(f"{path}: there is no such file", missing=defined_name(wanted.body[0]))
+        raise CellError(f"{path}: there is no such file")
     module = Module.of(path, root)
     cell = Cell(path, f"# in {path}\n")
     previous: tuple[ast.stmt, ast.stmt] | None = None
@@ -75,7 +66,6 @@ def package_cell(source: str, root: Path, whole: AbstractSet[str] = frozenset())
             cell.text += "\n" * module.gap(previous[1], first)
         previous = first, last
         cell.text += text + "\n"
-        cell.shown |= shown
         if isinstance(statement, ast.ClassDef) and module.methods(statement.name) <= shown:
             cell.whole.add(statement.name)
     cell.text = cell.text.rstrip("\n")
@@ -133,16 +123,6 @@ class Module:
             return sum(not line.strip() for line in between)
         return 2 if any(isinstance(statement, _Definition) for statement in (before, after)) else 0
 
-    def public(self) -> set[str]:
-        """Public functions, classes and methods, as "RadixCache" and "RadixCache.match_prefix"."""
-        names = set()
-        for statement in self.tree.body:
-            if isinstance(statement, _Definition):
-                names |= {statement.name}
-                if isinstance(statement, ast.ClassDef):
-                    names |= self.methods(statement.name)
-        return {name for name in names if not any(part.startswith("_") for part in name.split("."))}
-
     def methods(self, name: str) -> set[str]:
         """The methods of the class `name`, as "RadixCache.match_prefix", private ones included."""
         return {f"{name}.{method.name}" for method in _functions(self._class(name).body)}
@@ -151,7 +131,7 @@ class Module:
         for statement in self.tree.body:
             if isinstance(statement, ast.ClassDef) and statement.name == name:
                 return statement
-        raise CellError(f"{self.path}: has no class {name}", missing=name)
+        raise CellError(f"{self.path}: has no class {name}")
 
     def _class_text(self, cls: ast.ClassDef, wanted: ast.ClassDef, *, all_of_it: bool) -> tuple[str, set[str]]:
         """The whole class where the cell says `class Name: ...`, names all methods or is to show all of it; else header,
@@ -187,7 +167,7 @@ class Module:
     def _only(self, found: Sequence[ast.stmt], name: str) -> ast.stmt:
         if len(found) != 1:
             problem = "more than once: show it inside its class" if found else "nowhere"
-            raise CellError(f"{self.path}: {name} is there {problem}", missing=None if found else name)
+            raise CellError(f"{self.path}: {name} is there {problem}")
         return found[0]
 
     def _start(self, statement: ast.stmt) -> int:
@@ -210,15 +190,6 @@ def extended(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
             case ast.Call(func=ast.Name(id="extend"), args=[ast.Name(id=owner)]):
                 return owner
     return None
-
-
-def defined_name(statement: ast.stmt) -> str | None:
-    """The top-level name of a file that a statement of a cell asks for: `RadixCache` for its methods, too."""
-    if isinstance(statement, ast.ClassDef):
-        return statement.name
-    if isinstance(statement, _Function):
-        return extended(statement) or statement.name
-    return min(_targets(statement), default=None)
 
 
 def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

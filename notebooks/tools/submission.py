@@ -1,5 +1,6 @@
 """One submission: the processes that run and check it."""
 
+import ast
 import contextlib
 import json
 import os
@@ -10,19 +11,73 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notebooks.course.exercises import exercises_of
-from notebooks.tools.files import ROOT, NoNotebook, read
-from notebooks.tools.steps import Step, plan
+from notebooks.course.exercises import exercises_of, notebook_of
+from notebooks.tools.files import ROOT, NoNotebook, read, source_of
+from notebooks.tools.student import checked_ids, exercise_ids, number_of
 
 GRACE = 3.0  # seconds that a step has, after its time, to stop by itself
 START_SECONDS = 120.0  # for a process to import everything, on a machine that is busy
 MAX_STARTS = 20
 MESSAGE = 1 << 20  # bytes of a message; what is longer is none
+
+
+@dataclass
+class Step:
+    """One thing to do: run a cell's `source`, or check the exercise `check`. `cell` counts from 1."""
+
+    cell: int
+    source: str | None = None
+    check: str | None = None
+
+
+def plan(notebook: dict[str, Any], name: str) -> tuple[int | None, list[Step]]:
+    """Which notebook of the series this is, by its exercises (else by its file's name), and the steps to take.
+
+    A check stands where its cell stands, since later cells may give a name another meaning. Where none stands
+    behind an exercise, one follows it; a check whose cell and exercise are both gone comes last.
+    """
+    cells = [(i, cell) for i, cell in enumerate(notebook["cells"], 1) if cell.get("cell_type") == "code"]
+    there = []
+    for _, cell in cells:
+        tagged = exercise_ids(cell, "exercise"), exercise_ids(cell, "check")
+        there.append((tagged[0], list(dict.fromkeys([*tagged[1], *checked_ids(source_of(cell))]))))
+    votes = Counter(notebook_of(id) for ids in there for id in {*ids[0], *ids[1]})
+    number = votes.most_common(1)[0][0] if votes else number_of(name)
+    wanted = [exercise.id for exercise in exercises_of(number)] if number is not None else []
+    if not wanted:
+        return None, []
+    last_check = {id: i for (i, _), (_, checks) in zip(cells, there, strict=True) for id in checks}
+    steps, placed = [], set[str](last_check)
+    for (i, cell), (written, checks) in zip(cells, there, strict=True):
+        source = source_of(cell)
+        if source.strip() and not (checks and _only_checks(source)):
+            steps.append(Step(i, source=source))
+        missing = [id for id in written if last_check.get(id, 0) < i]
+        placed |= set(missing)
+        steps += [Step(i, check=id) for id in [*checks, *missing] if id in wanted]
+    last = cells[-1][0] if cells else 0
+    return number, steps + [Step(last, check=id) for id in wanted if id not in placed]
+
+
+def _only_checks(source: str) -> bool:
+    """Whether a cell does nothing but call `check`."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return False
+    return all(
+        isinstance(s, ast.Expr)
+        and isinstance(s.value, ast.Call)
+        and isinstance(s.value.func, ast.Name)
+        and s.value.func.id == "check"
+        for s in body
+    )
 
 
 @dataclass
@@ -46,16 +101,15 @@ def grade(
     total: float,
     memory: float = 4.0,
     checks: Sequence[Path] = (),
-    quick: bool = False,
 ) -> Graded:
     """Run and check one submission. `timeout`: seconds for a cell or a check; `total`: for all of it, starts included;
-    `memory`: GiB that its process may have (on Linux); `checks`: more folders with nbNN.py; `quick`: as for `plan`.
+    `memory`: GiB that its process may have (on Linux); `checks`: more folders with nbNN.py.
 
     Nothing a submission does raises here: what cannot be read or run is noted, and costs the exercises it concerns.
     """
     graded = Graded(path.name)
     try:
-        graded.notebook, steps = plan(read(path), path.stem, quick=quick)
+        graded.notebook, steps = plan(read(path), path.stem)
     except NoNotebook as error:
         graded.notes.append(f"cannot be read: {error.reason}")
         return graded

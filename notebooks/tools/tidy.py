@@ -1,5 +1,6 @@
 """What a committed notebook looks like: nothing in it changes from run to run or reveals the machine it ran on."""
 
+import ast
 import re
 import sys
 import tempfile
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notebooks.tools.files import ROOT, set_source, source_of
-from notebooks.tools.series import begins_folded_part, has_folded_imports
+from notebooks.tools.package_cells import marked_path
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -22,6 +23,8 @@ IGNORED = "nbval-ignore-output"  # the tag of cells whose output cannot be the s
 NOT_HERE = "Not on this machine"  # how a line begins that `if_compiled` prints in place of a block
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 WIDGET = "application/vnd.jupyter.widget-view+json"
+SKIPPED = re.compile(r"##+\s+May be skipped.*")  # the heading of a part that JupyterLab opens folded
+MOST_IMPORTS = 6  # lines: a cell of nothing but imports that has more is opened folded, as its first line alone
 _DATA = re.compile(r"data:image/[\w+.-]+;base64,[\w+/=]+")  # a picture inside HTML: no text
 
 
@@ -34,11 +37,22 @@ def tidy(notebook: dict[str, Any]) -> None:
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": list(tags)} if tags else {}
         set_source(cell, source_of(cell).strip("\n"))
-        if begins_folded_part(cell):
+        if cell["cell_type"] == "markdown" and SKIPPED.fullmatch(source_of(cell).partition("\n")[0]):
             cell["metadata"]["jp-MarkdownHeadingCollapsed"] = True
-        if has_folded_imports(cell):
+        if cell["cell_type"] == "code" and _is_many_imports(source_of(cell)):
             cell["metadata"]["jupyter"] = {"source_hidden": True}
         cell.pop("attachments", None)
+
+
+def _is_many_imports(source: str) -> bool:
+    if marked_path(source) is not None:
+        return False
+    try:
+        imports = ast.parse(source).body
+    except SyntaxError:  # not Python alone: `%timeit`, `!ls`
+        return False
+    lines = sum((statement.end_lineno or 0) - statement.lineno + 1 for statement in imports)
+    return lines > MOST_IMPORTS and all(isinstance(statement, ast.Import | ast.ImportFrom) for statement in imports)
 
 
 def clear_outputs(notebook: dict[str, Any]) -> None:

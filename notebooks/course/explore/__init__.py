@@ -21,25 +21,21 @@ engine is written again in JavaScript, and no number is computed there.
 - `frames` has every combination of indices, `{(0, 0): Frame, (0, 1): Frame, ...}`.
 - Panels are plain data (panels/): `Bars` of `Bar`, `Lines` of `Series` and `Mark`, `Cells` of `CellRow` of `Cell`, `Lanes`
   of `Lane` of `Span` with a `Strip` above them and `Flag`s, `Tree` of `Node`, `Numbers` of `Number`. Each kind is a
-  dataclass that checks itself, says itself in words and draws itself on paper (for the still picture), and next to it a
+  dataclass that says itself in words and draws itself on paper (for the still picture), and next to it a
   file of JavaScript, `draw.KIND = (panel, box) => ...`.
 - Looks are names of the palette: "r0" to "r7" (requests), "tree", "locked", "new", "free", "padding", "highlight",
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
-What will be typed cannot be recorded, so `typed_pattern` is a page of another kind: see its file.
-
-The explorables of the series are functions in files of the same name: `sampling`, `padding`, `roofline`. To be written by
-`python -m notebooks.course.explore NAME`, one needs its line in catalogue.py.
+The explorables of the series are functions in files of the same name: `sampling`, `page_sizes`, `roofline`. To be written
+by `python -m notebooks.course.explore NAME`, one needs its line in CATALOGUE (__main__.py).
 """
 
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
-from notebooks.course.explore.panels.bars import Bar, Bars
+from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
 from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span, Strip
 from notebooks.course.explore.panels.lines import Lines, Mark, Series
-from notebooks.course.explore.panels.numbers import Number, Numbers
 from notebooks.course.explore.panels.tree import Node, Tree
 
 __all__ = [

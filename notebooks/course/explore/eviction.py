@@ -2,10 +2,8 @@
 
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
-from notebooks.course.explore.panels.bars import Bar, Bars
-from notebooks.course.explore.panels.numbers import Number, Numbers
+from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Arrival, Run, moments, serve
 from notebooks.course.explore.shown import tree_root

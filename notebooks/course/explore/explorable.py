@@ -1,12 +1,12 @@
-"""Page: one self-contained file, of which nothing is fetched. Explorable: controls that choose among recorded frames."""
+"""Explorable: one self-contained page, of which nothing is fetched, with controls that choose among recorded frames."""
 
 import base64
 import html
 import itertools
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,65 +16,55 @@ from nanoinfer.viz.page import filled, frame, palette_css, safe_json, save_page
 from nanoinfer.viz.palette import LINES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_text
+from notebooks.course.explore.panels.base import LOOKS, Panel
 
 SHARED_LENGTH = 40  # of JSON: what is shorter is repeated rather than named
 STILL_WIDTH = 640  # CSS pixels of the still beneath the frame
 
 
+class Control:
+    """What the student moves. `values`: what can be chosen (at least two JSON values); `labels`: their texts (without them
+    the values as they are); `start`: the index chosen at first. Numbers make a slider, anything else a list; `slider` says
+    so.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        values: Sequence[Any],
+        labels: Sequence[str] | None = None,
+        start: int = 0,
+        slider: bool | None = None,
+    ):
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+        self.name, self.label, self.values, self.start = name, label, list(values), start
+        self.labels = list(labels or texts)
+        self.slider = numbers if slider is None else slider
+
+    def data(self) -> dict[str, Any]:
+        """What the page gets."""
+        kind = "slider" if self.slider else "list"
+        return {"name": self.name, "label": self.label, "labels": self.labels, "start": self.start, "kind": kind}
+
+
+@dataclass(frozen=True)
 class Frame:
     """What is shown for one choice of all controls: panels, and a sentence that says what to see in them."""
 
-    def __init__(self, panels: Sequence[Panel], sentence: str):
-        expect_items("panels", panels, Panel)
-        expect_text("sentence", sentence)
-        self.panels, self.sentence = list(panels), sentence
+    panels: Sequence[Panel]
+    sentence: str
 
 
-class Page(ABC):
-    """A page of its own, which a notebook shows in a frame, with a still picture for viewers that leave scripts out.
-
-    `height`: of the frame in a notebook, in CSS pixels.
-    """
-
-    described = "a page with sliders"
-    title: str
-    height: int
-
-    @abstractmethod
-    def html(self) -> str:
-        """The page."""
-
-    @abstractmethod
-    def still(self) -> Picture:
-        """A picture for viewers that leave scripts out."""
-
-    def save(self, path: str | Path) -> None:
-        """Write the page. ValueError when `path` does not end in .html."""
-        save_page(self.html(), path)
-
-    def _repr_html_(self) -> str:
-        """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
-        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
-
-    def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        still = self.still()
-        display({"text/html": self._repr_html_(), "text/plain": f"{self.title} ({self.described})"}, raw=True)
-        picture = {"image/png": base64.b64encode(still.png()).decode(), "text/plain": still.alt}
-        display(picture, raw=True, metadata={"image/png": {"width": STILL_WIDTH}})
-
-
-class Explorable(Page):
+class Explorable:
     """A question (`title`), what to look at (`intro`), controls, and for every combination of their indices a Frame.
 
-    `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the picture for viewers that leave
-    scripts out, or the combination whose frame it shows; without it, that is the frame at the start. `height`: of the frame
-    in a notebook, in CSS pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600.
-    `runs`: how many runs were recorded, where that is not one per combination. `source`: where the frames come from, if
-    that is more than recorded runs. ValueError naming the combination that is missing, or one that no control has.
+    `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the combination whose frame is drawn
+    for viewers that leave scripts out; without it, the frame at the start. `height`: of the frame in a notebook, in CSS
+    pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600. `runs`: how many runs
+    were recorded, where that is not one per combination. `source`: where the frames come from, if that is more than
+    recorded runs. KeyError with the combination that is missing.
     """
 
     def __init__(
@@ -83,31 +73,16 @@ class Explorable(Page):
         intro: str,
         controls: Sequence[Control],
         frames: Mapping[Any, Frame],
-        still: Picture | tuple[int, ...] | None = None,
+        still: tuple[int, ...] | None = None,
         height: int = 640,
         runs: int | None = None,
         source: str | None = None,
     ):
-        expect_text("title", title)
-        expect_text("intro", intro)
-        expect_items("controls", controls, Control)
-        names = [control.name for control in controls]
-        if len(names) > len(set(names)):
-            raise ValueError(f"controls: a name is there twice: {', '.join(names)}")
-        combinations = list(itertools.product(*(range(len(control.values)) for control in controls)))
-        for indices in combinations:
-            if indices not in frames:
-                raise ValueError(f"frames: none for {indices}, which is {_chosen(controls, indices)}")
-        if len(frames) > len(combinations):
-            unknown = next(indices for indices in frames if indices not in set(combinations))
-            raise ValueError(f"frames: {unknown} is no combination of the controls {', '.join(names)}")
-        expect_items("frames", [frames[indices] for indices in combinations], Frame)
-        if isinstance(still, tuple) and still not in frames:
-            raise ValueError(f"still={still!r}: must be a picture or one of the combinations")
         self.title, self.intro, self.controls, self.height = title, intro, list(controls), height
+        combinations = itertools.product(*(range(len(control.values)) for control in controls))
         self.frames = {indices: frames[indices] for indices in combinations}
         self._still = still
-        count = len(combinations) if runs is None else runs
+        count = len(self.frames) if runs is None else runs
         where = f"for each of {count} settings" if runs is None else f"in {count} run{'s' * (count != 1)}"
         self.source = f"Recorded with the real engine, {where}." if source is None else source
 
@@ -143,8 +118,6 @@ class Explorable(Page):
 
     def still(self) -> Picture:
         """A picture for viewers that leave scripts out."""
-        if isinstance(self._still, Picture):
-            return self._still
         indices = self._still or tuple(control.start for control in self.controls)
         frame, sheet = self.frames[indices], Sheet(self.title)
         chosen = ", ".join(f"{each.label}: {each.labels[i]}" for each, i in zip(self.controls, indices, strict=True))
@@ -154,6 +127,22 @@ class Explorable(Page):
             sheet.heading(panel.title)
             panel.draw(sheet)
         return sheet.picture(f"{self.title} {chosen}. {frame.sentence}")
+
+    def save(self, path: str | Path) -> None:
+        """Write the page. ValueError when `path` does not end in .html."""
+        save_page(self.html(), path)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
+        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        still = self.still()
+        display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (a page with sliders)"}, raw=True)
+        picture = {"image/png": base64.b64encode(still.png()).decode(), "text/plain": still.alt}
+        display(picture, raw=True, metadata={"image/png": {"width": STILL_WIDTH}})
 
 
 # The output after the one with the frame: in JupyterLab and in pages that nbconvert writes, and in nbviewer.
@@ -195,10 +184,6 @@ def shared(value: Any) -> tuple[Any, list[Any]]:
         return {"$": places[text]}
 
     return pack(value), parts
-
-
-def _chosen(controls: Sequence[Control], indices: Sequence[int]) -> str:
-    return ", ".join(f"{control.name}={control.values[i]!r}" for control, i in zip(controls, indices, strict=True))
 
 
 @cache

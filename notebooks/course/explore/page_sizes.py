@@ -3,11 +3,9 @@
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
-from notebooks.course.explore.panels.bars import Bar, Bars
+from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 from notebooks.course.explore.panels.cells import Cells
-from notebooks.course.explore.panels.numbers import Number, Numbers
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER

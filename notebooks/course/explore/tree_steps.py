@@ -13,8 +13,7 @@ from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.trace import record
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import slots
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
+from notebooks.course.explore.explorable import Control, Explorable, Frame
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import model_of

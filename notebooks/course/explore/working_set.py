@@ -13,10 +13,8 @@ from nanoinfer.cluster.costs import attended_pairs
 from nanoinfer.cluster.published_costs import KV_BYTES_PER_TOKEN, published_costs
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count
-from notebooks.course.explore.control import Control
-from notebooks.course.explore.explorable import Explorable, Frame
-from notebooks.course.explore.panels.bars import Bar, Bars
-from notebooks.course.explore.panels.numbers import Number, Numbers
+from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 
 CONVERSATIONS = (2, 4, 6, 8, 12, 16, 24, 32)
 HOSTS = (0, 4, 8, 16)  # conversations for which host memory has room

@@ -1,31 +1,44 @@
 """What several of these files look at: a run of the trace player, and explorables, recorded once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
+from nanoinfer.frontends.llm import make_engine as model_engine
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.random_model import random_model
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.trace import Trace, record
 from notebooks.course.explore import Explorable
-from notebooks.course.explore.adapter_tiles import adapter_tiles
-from notebooks.course.explore.decode_bytes import decode_bytes
-from notebooks.course.explore.padding import padding
-from notebooks.course.explore.product_roof import product_roof
 from notebooks.course.explore.roofline import roofline
-from notebooks.course.explore.row_pointers import row_pointers
+from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.prompts import FOX
 from tests.helpers.engines import greedy, make_engine
 
 T = TypeVar("T")
+Recorded = Callable[[Callable[[LLM], Any]], Any]  # of the fixture `recorded`
 PROMPT = FOX + " One day she found a"
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def live(story: LLM, arrivals: tuple[Arrival, ...], slots: int, **config: Any) -> Iterator[Engine]:
+    """A second engine that serves the same, without a trace: yielded after every step."""
+    fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
+    engine, waiting, steps = model_engine(story.model, EngineConfig(**fields)), list(arrivals), 0
+    while waiting or engine.has_unfinished():
+        while waiting and (waiting[0].step <= steps or not engine.has_unfinished()):
+            _, prompt, tokens = waiting.pop(0)
+            engine.add_request(prompt, SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True))
+        engine.step()
+        steps += 1
+        yield engine
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +90,4 @@ def tiny() -> LoadedModel:
 def explorables(story: LLM, tiny: LoadedModel) -> dict[str, Explorable]:
     """The roofline's machine reads 10 GB/s and does 100 billion operations per second."""
     roof = roofline(tiny, bandwidth=10e9, flops=100e9, repeats=1)
-    made = {"sampling": sampling(story, PROMPT), "padding": padding(story), "roofline": roof}
-    counted = {
-        "decode_bytes": decode_bytes(story),
-        "row_pointers": row_pointers(),
-        "product_roof": product_roof(),
-        "adapter_tiles": adapter_tiles(tiny),
-    }
-    return made | counted
+    return {"sampling": sampling(story, PROMPT), "roofline": roof}

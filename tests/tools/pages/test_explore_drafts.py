@@ -1,58 +1,12 @@
-"""What the pages about drafts show: the formula of notebook 14, and passes that an engine has made."""
+"""What the page about drafts shows: passes that an engine has made."""
 
-import itertools
 from collections.abc import Callable
 
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.drafting.pass_costs import ENOUGH, PassCosts
-from notebooks.course.explore import Cells, Explorable, Lines, Numbers
-from notebooks.course.explore.draft_gain import best_drafts, draft_gain, gain, pass_ms, tokens_per_pass
+from notebooks.course.explore import Cells, Explorable, Numbers
 from notebooks.course.explore.verify_steps import COPY, DRAFTS, KINDS, Pass, record_passes, verify_steps
-
-
-def expected_tokens(p: float, k: int) -> float:
-    """By counting: the tokens that come of each outcome, times how likely it is."""
-    stops = sum((j + 1) * p**j * (1 - p) for j in range(k))
-    return stops + (k + 1) * p**k
-
-
-def test_the_gain_is_tokens_per_second_by_the_costs_that_the_engine_would_know() -> None:
-    costs = PassCosts()
-    for rows in range(1, 300):
-        for _ in range(ENOUGH + 1):
-            costs.add(rows, 1e-3 * pass_ms(rows))
-    explorable = draft_gain()
-    for chosen, frame in explorable.frames.items():
-        batch, p, k = (control.values[i] for control, i in zip(explorable.controls, chosen, strict=True))
-        assert tokens_per_pass(p, k) == pytest.approx(expected_tokens(p, k))
-        with_drafts = batch * expected_tokens(p, k) / costs.seconds(batch * (1 + k))
-        times = with_drafts * costs.seconds(batch) / batch
-        assert gain(batch, p, k) == pytest.approx(times)
-        lines, numbers = frame.panels
-        assert isinstance(lines, Lines)
-        assert isinstance(numbers, Numbers)
-        assert numbers.numbers[-1].value == f"{times:.2f} times as many"
-        best = best_drafts(batch, p)
-        here = f"{times:.2f}, the best" if k == best else f"{times:.2f}"
-        there = [(best, pytest.approx(gain(batch, p, best), abs=1e-3), "the best")] if best not in (0, k) else []
-        assert [(mark.x, mark.y, mark.text) for mark in lines.marks] == [
-            (k, pytest.approx(times, abs=1e-3), here),
-            *there,
-        ]
-        assert ("gains. " in frame.sentence) == (times > 1.005)
-        assert ("loses. " in frame.sentence) == (times < 0.995)
-
-
-def test_the_best_number_of_drafts_falls_with_the_batch_and_rises_with_acceptance() -> None:
-    grid = [[best_drafts(batch, p) for p in (0.2, 0.4, 0.6, 0.8, 0.9)] for batch in (1, 4, 8, 16, 32)]
-    assert all(line == sorted(line) for line in grid)
-    assert all(
-        before >= after for one, other in itertools.pairwise(grid) for before, after in zip(one, other, strict=True)
-    )
-    assert grid[0][-1] > 4
-    assert grid[-1][0] == 0
 
 
 @pytest.fixture(scope="module")

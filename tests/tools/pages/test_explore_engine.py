@@ -10,15 +10,14 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.llm import make_engine
-from notebooks.course.explore import chunk_sizes, eviction, overtaking, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
 from notebooks.course.explore.explorable import Explorable
-from notebooks.course.explore.panels.bars import Bars
+from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
-from notebooks.course.explore.panels.numbers import Numbers
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
-from tests.helpers.explore_runs import Recorded, live
+from tests.tools.pages.conftest import Recorded, live
 
 
 def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
@@ -58,7 +57,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
         page_sizes.record_page_sizes,
         pool_sizes.record_pool_sizes,
         chunk_sizes.record_chunk_sizes,
-        overtaking.record_overtaking,
         eviction.record_eviction,
     ],
 )
@@ -186,45 +184,6 @@ def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> No
             assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
             extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
             assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
-
-
-# --- overtaking ------------------------------------------------------------------------------------------------------
-
-
-def admissions(story: LLM, bound: int, burst: tuple[int, int]) -> list[int]:
-    """The requests in the order in which a second engine computes their prompts, one at a time."""
-    settings = {"schedule_policy": "lpm", "max_running_requests": 1, "max_overtakes": bound}
-    order = []
-    for engine in live(story, tuple(overtaking.arrivals(*burst)), overtaking.SLOTS, **settings):
-        assert engine.last_batch is not None
-        if engine.last_batch.prefix_lens is not None:
-            order += [req.request_id for req in engine.last_batch.reqs]
-    return order
-
-
-def test_hello_is_overtaken_as_often_as_a_second_engine_does_and_never_beyond_the_bound(
-    story: LLM, recorded: Recorded
-) -> None:
-    explorable, runs = recorded(overtaking.overtaking), recorded(overtaking.record_overtaking)
-    reached = set()
-    for (bound, burst), run in runs.items():
-        order = admissions(story, bound, burst)
-        times = sum(other > overtaking.LONELY for other in order[: order.index(overtaking.LONELY)])
-        assert times == overtaking.overtakes(run) <= bound
-        indices = overtaking.BOUNDS.index(bound), overtaking.BURSTS.index(burst)
-        bar = panel(explorable, indices, Bars).bars[indices[0]]
-        assert bar.look == "highlight"
-        assert bar.text == f"step {bar.value}" == shown_numbers(explorable, indices)["HELLO's first token"]
-        assert shown_numbers(explorable, indices)["later requests that were admitted before HELLO"] == str(times)
-        assert bar.value == 2 * order.index(overtaking.LONELY) + 1, "each request takes an EXTEND and a DECODE"
-        reached.add(times == bound)
-    assert reached == {True, False}
-
-
-def test_every_request_of_the_stream_arrives_when_it_should(recorded: Recorded) -> None:
-    for (_, burst), run in recorded(overtaking.record_overtaking).items():
-        first = [min(m.step for m in moments(run) if i in m.phases) for i in range(len(overtaking.TOPICS) + 1)]
-        assert first == [arrival.step + 1 for arrival in overtaking.arrivals(*burst)], "no idle step was left out"
 
 
 # --- chunk size ------------------------------------------------------------------------------------------------------

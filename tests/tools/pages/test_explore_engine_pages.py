@@ -1,6 +1,7 @@
-"""The explorables of the engine in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
+"""The explorables in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
 
 from collections.abc import Callable
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,14 @@ import pytest
 from nanoinfer import LLM
 from notebooks.course.explore.batch_limit import batch_limit
 from notebooks.course.explore.chunk_sizes import chunk_sizes
-from notebooks.course.explore.draft_gain import draft_gain
 from notebooks.course.explore.eviction import eviction
-from notebooks.course.explore.explorable import Explorable
-from notebooks.course.explore.overtaking import overtaking
+from notebooks.course.explore.explorable import Explorable, Frame
 from notebooks.course.explore.page_sizes import page_sizes
+from notebooks.course.explore.panels.base import Bars, Numbers, Panel
+from notebooks.course.explore.panels.cells import Cells
+from notebooks.course.explore.panels.lanes import Lanes
+from notebooks.course.explore.panels.lines import Lines
+from notebooks.course.explore.panels.tree import Node, Tree
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
@@ -23,9 +27,7 @@ from notebooks.course.explore.working_set import working_set
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device, press
-from tests.helpers.explore_frames import expected_page, read_page
+from tests.helpers.chromium import device, drawn, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -35,12 +37,10 @@ MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     page_sizes,
     pool_sizes,
     chunk_sizes,
-    overtaking,
     eviction,
     tree_steps,
     token_life,
     verify_steps,
-    draft_gain,
     batch_limit,
     working_set,
 )
@@ -49,9 +49,96 @@ TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-k
     (box) => box.scrollWidth - box.clientWidth))"""
 
 
-@pytest.fixture(scope="module", params=MAKERS, ids=lambda maker: maker.__name__)
-def explorable(request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable]) -> Explorable:
-    return recorded(request.param)
+READ = """
+const all = (at, selector) => [...at.querySelectorAll(selector)];
+const text = (element) => element?.textContent.trim() ?? "";
+const within = (element, selector) => text(element.querySelector(selector));
+const look = (element) => [...element.classList].find((name) => name.startsWith("o-") || name.startsWith("p-"));
+const share = (element) => Math.round(10 * parseFloat(element.style.width)) / 10;
+const mark = (cell) => ["written", "read", "evicted", "shared"].find((name) => cell.classList.contains(name)) ?? "";
+const span = (element) => [...element.dataset.span.split(" ").map(Number), look(element)];
+const node = (element) => [within(element, "b"), element.dataset.key ?? "", within(element, ".mark"), look(element)];
+const bar = (element) => {
+  const value = element.querySelector(".value");
+  return [within(element, ".label"), share(value), look(value), within(element, ".text")];
+};
+const kinds = {
+  numbers: (box) => all(box, "tr").map((row) => [text(row.children[0]), text(row.children[1])]),
+  bars: (box) => all(box, ".bar").map(bar),
+  cells: (box) => all(box, ".line").filter((line) => line.querySelector(".cell")).map((line) => [
+    within(line, ".label"), all(line, ".cell").map((cell) => [cell.dataset.look, text(cell), mark(cell)])]),
+  lanes: (box) => ({
+    lanes: all(box, ".lane").map((lane) => all(lane, "[data-span]").map(span)),
+    strip: all(box, ".strip .column").map((one) => all(one, "i").map((part) => [look(part), Number(part.dataset.held)])),
+    flags: all(box.parentElement, ".said-flags li").map(text),
+    lines: all(box, ".over .flag").length,
+  }),
+  lines: (box) => ({ curves: all(box, ".curve").length, marks: all(box, ".marked").map(text) }),
+  tree: (box) => ({
+    nodes: all(box, ".side").map((side) => all(side, ".node").map(node)),
+    arrows: all(box, ".arrows > path").length,
+  }),
+};
+const panels = all(document, ".panel").map((section) => [
+  within(section, "h2"), kinds[section.dataset.kind](section.children[1])]);
+return { sentence: text(document.getElementById("sentence")), panels };
+"""
+
+
+def read_page(page: "Chrome") -> dict[str, Any]:
+    """What is there to see."""
+    return page.execute_script(READ)
+
+
+def expected_page(frame: Frame) -> dict[str, Any]:
+    """The same from the recorded frame."""
+    return {"sentence": frame.sentence, "panels": [[each.title, _panel(each)] for each in frame.panels]}
+
+
+def _panel(panel: Panel) -> Any:
+    if isinstance(panel, Numbers):
+        return [[number.name, number.value] for number in panel.numbers]
+    if isinstance(panel, Bars):
+        return [
+            [bar.label.strip(), floor(1000 * bar.value / panel.most + 0.5) / 10, f"o-{bar.look}", bar.text]
+            for bar in panel.bars
+        ]
+    if isinstance(panel, Cells):
+        return [
+            [row.label, [[c.look, c.text or ("–" if c.look == "unused" else ""), c.mark] for c in row.cells]]
+            for row in panel.rows
+        ]
+    if isinstance(panel, Lanes):
+        return {
+            "lanes": [[[span.start, span.end, f"p-{span.phase}"] for span in lane.spans] for lane in panel.lanes],
+            "strip": [
+                [[f"o-{look}", held] for look, held in step] for step in (panel.strip.steps if panel.strip else [])
+            ],
+            "flags": [f"! {flag.text}" for flag in panel.flags],
+            "lines": len(panel.flags),
+        }
+    if isinstance(panel, Lines):
+        return {"curves": sum(not each.dots for each in panel.series), "marks": [mark.text for mark in panel.marks]}
+    assert isinstance(panel, Tree)
+    roots = [root for root in (panel.before, panel.root) if root is not None]
+    arrows = sum(node.was != "" for node in panel.root.walk()) if panel.before else 0
+    return {"nodes": [[_node(node, root) for node in root.walk()] for root in roots], "arrows": arrows}
+
+
+def _node(node: Node, root: Node) -> list[str]:
+    look = "o-free" if node is root else "o-locked" if node.locks else "o-tree"
+    return [(node.text or "root").strip(), node.key, node.mark, look]
+
+
+TALLEST = """return Math.max(...arguments[0].map((indices) => {
+    explorable.show(indices); return document.documentElement.scrollHeight; }))"""
+
+
+@pytest.fixture(scope="module", params=[*MAKERS, "sampling", "roofline"], ids=lambda m: getattr(m, "__name__", m))
+def explorable(
+    request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable], explorables: dict[str, Explorable]
+) -> Explorable:
+    return explorables[request.param] if isinstance(request.param, str) else recorded(request.param)
 
 
 @pytest.fixture
@@ -104,16 +191,12 @@ def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", explo
             assert read_page(page) == expected_page(explorable.frames[indices])
 
 
-@needs_axe
-def test_axe_finds_nothing(page: "Chrome", explorable: Explorable, request: pytest.FixtureRequest) -> None:
-    """On one of two screens, in turn: test_explorable_browser.py has one page's on all of them."""
-    is_first = [maker.__name__ for maker in MAKERS].index(request.node.callspec.params["explorable"].__name__) % 2 == 0
-    screen, dark, indices = (
-        (LAPTOP, True, min(explorable.frames)) if is_first else (PHONE, False, max(explorable.frames))
-    )
-    with device(page, *screen, dark=dark, touch=screen == PHONE):
-        page.execute_script("explorable.show(arguments[0])", list(indices))
-        assert axe_findings(page) == [], (screen, dark, indices)
+def test_nothing_has_to_be_scrolled_in_the_frame_of_a_notebook(page: "Chrome", explorable: Explorable) -> None:
+    with device(page, 600, explorable.height):
+        page.refresh()
+        drawn(page)
+        tallest = page.execute_script(TALLEST, [list(indices) for indices in explorable.frames])
+        assert tallest == explorable.height
 
 
 def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:

@@ -3,14 +3,13 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoinfer import LLM
 from notebooks.course.explore import Explorable
-from notebooks.course.explore.catalogue import CATALOGUE
+from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.tools.files import ROOT
 
 FOLDER = ROOT / "notebooks" / "explorables"
@@ -48,8 +47,3 @@ def test_a_page_is_what_would_be_recorded_now(
     assert rounded(data_of(there)) == rounded(data_of(now)), again
     without = [re.sub(r'(id="data">).*?(</script>)', r"\1\2", page, flags=re.DOTALL) for page in (there, now)]
     assert without[0] == without[1], again
-
-
-def test_pages_stay_small() -> None:
-    large: list[Path] = [path for path in FOLDER.glob("*.html") if path.stat().st_size > 200_000]
-    assert large == []

@@ -8,7 +8,7 @@ from notebooks.course.explore.lives import lives_of, seen_moments
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.prompts import FOX
-from tests.helpers.explore_runs import Recorded, live
+from tests.tools.pages.conftest import Recorded, live
 
 
 @pytest.mark.parametrize(("request_number", "position"), token_life.TOKENS)

@@ -1,13 +1,12 @@
-"""Panel: plain data that a page draws; what all kinds have in common, and the checks that they share."""
+"""Panel: plain data that a page draws, here what all kinds have in common; and the two simplest, Bars and Numbers."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from nanoinfer.viz.page import OWNERS
-from nanoinfer.viz.palette import BARS, ROLES, Style
+from nanoinfer.viz.palette import BARS, GRID, ROLES, Style
 from nanoinfer.viz.sheet import Sheet
 
 # How a cell, a bar or a part of a strip may look. "unused" is nothing at all: it shows a dash.
@@ -38,30 +37,72 @@ class Panel(ABC):
         return {"kind": self.kind, "words": self.words(), **asdict(self)}  # type: ignore[call-overload]
 
 
-def expect_text(name: str, value: object, empty: bool = False) -> None:
-    """ValueError unless `value` is a text, which is not empty."""
-    if not isinstance(value, str) or not (value.strip() or empty):
-        raise ValueError(f"{name}={value!r}: must be a text{'' if empty else ', not an empty one'}")
+@dataclass(frozen=True)
+class Bar:
+    """`value` as a bar with `text` at its end. `before`: a paler bar behind it. `off`: left out, so grey."""
+
+    label: str
+    value: float
+    text: str
+    off: bool = False
+    before: float | None = None
+    look: str = "in-use"
 
 
-def expect_number(name: str, value: object, least: float | None = None) -> None:
-    """ValueError unless `value` is a finite number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name}={value!r}: must be a finite number")
-    if least is not None and value < least:
-        raise ValueError(f"{name}={value!r}: must be at least {least}")
+@dataclass(frozen=True)
+class Bars(Panel):
+    """`most`: the value of a bar over the full width; the same in all frames, so that bars can be compared."""
+
+    kind: ClassVar[str] = "bars"
+    title: str
+    bars: Sequence[Bar]
+    most: float
+    note: str = ""
+
+    def words(self) -> str:
+        bars = (f"{bar.label}: {bar.text}{' (left out)' if bar.off else ''}" for bar in self.bars)
+        return f"{self.title}. {'; '.join(bars)}."
+
+    def data(self) -> dict[str, Any]:
+        """A bar is [label, value, text, off, before, look]."""
+        bars = [[bar.label, bar.value, bar.text, int(bar.off), bar.before, bar.look] for bar in self.bars]
+        return super().data() | {"bars": bars}
+
+    def draw(self, sheet: Sheet) -> None:
+        x, room = sheet.left + 170, sheet.right - sheet.left - 270
+        for bar in self.bars:
+            sheet.text(x - 8, sheet.y + 9, bar.label, ha="right", width=160)
+            if bar.before is not None:
+                sheet.rect(x, sheet.y + 1, room * bar.before / self.most, 16, LOOKS["padding"], edge=GRID)
+            if not bar.off:
+                sheet.rect(x, sheet.y + 1, room * bar.value / self.most, 16, LOOKS[bar.look], name=f"bar {bar.label}")
+            longest = max(bar.before or 0, 0 if bar.off else bar.value)
+            sheet.text(x + room * longest / self.most + 7, sheet.y + 9, bar.text)
+            sheet.y += 21
 
 
-def expect_look(name: str, look: str) -> None:
-    """ValueError unless `look` is in LOOKS."""
-    if look not in LOOKS:
-        raise ValueError(f"{name}={look!r}: must be one of {', '.join(LOOKS)}")
+@dataclass(frozen=True)
+class Number:
+    """One line of the table. `look`: a swatch before the name, "" for none; `strong`: the one to look at."""
+
+    name: str
+    value: str
+    look: str = ""
+    strong: bool = False
 
 
-def expect_items(name: str, items: Sequence[Any], kind: type, least: int = 1) -> None:
-    """ValueError unless `items` are at least so many objects of the class `kind`."""
-    if isinstance(items, str) or not isinstance(items, Sequence) or len(items) < least:
-        raise ValueError(f"{name}: must be a list of at least {least} {kind.__name__}, got {items!r:.80}")
-    for i, item in enumerate(items):
-        if not isinstance(item, kind):
-            raise ValueError(f"{name}[{i}]: must be {kind.__name__}, got {type(item).__name__}")
+@dataclass(frozen=True)
+class Numbers(Panel):
+    kind: ClassVar[str] = "numbers"
+    title: str
+    numbers: Sequence[Number]
+
+    def words(self) -> str:
+        return f"{self.title}. {'; '.join(f'{number.name}: {number.value}' for number in self.numbers)}."
+
+    def draw(self, sheet: Sheet) -> None:
+        for number in self.numbers:
+            weight = "bold" if number.strong else "normal"
+            sheet.text(sheet.left, sheet.y + 8, number.name, width=400, weight=weight)
+            sheet.text(sheet.left + 420, sheet.y + 8, number.value, width=440, weight=weight)
+            sheet.y += 19

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from nanoinfer.viz.lettering import text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES
 from nanoinfer.viz.sheet import SMALL, Sheet
-from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_look, expect_number, expect_text
+from notebooks.course.explore.panels.base import LOOKS, Panel
 
 MARKS = ("", "written", "read", "evicted", "shared")
 
@@ -21,12 +21,6 @@ class Cell:
     text: str = ""
     mark: str = ""
 
-    def __post_init__(self) -> None:
-        expect_look("look", self.look)
-        expect_text("text", self.text, empty=True)
-        if self.mark not in MARKS:
-            raise ValueError(f"mark={self.mark!r}: must be one of {', '.join(map(repr, MARKS))}")
-
 
 @dataclass(frozen=True)
 class CellRow:
@@ -35,10 +29,6 @@ class CellRow:
     label: str
     cells: Sequence[Cell]
     note: str = ""
-
-    def __post_init__(self) -> None:
-        expect_text("label", self.label, empty=True)
-        expect_items("cells", self.cells, Cell)
 
 
 @dataclass(frozen=True)
@@ -53,17 +43,6 @@ class Cells(Panel):
     columns: Sequence[str] = ()
     note: str = ""
     group: int = 0
-
-    def __post_init__(self) -> None:
-        expect_text("title", self.title)
-        expect_items("rows", self.rows, CellRow)
-        for look, text in self.legend:
-            expect_look("legend", look)
-            expect_text("legend", text)
-        expect_number("group", self.group, 0)
-        longest = max(len(row.cells) for row in self.rows)
-        if self.columns and len(self.columns) != longest:
-            raise ValueError(f"columns: {len(self.columns)} for rows of up to {longest} cells; must be as many")
 
     def words(self) -> str:
         meanings = dict(self.legend)

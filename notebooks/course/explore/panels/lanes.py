@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from nanoinfer.viz.palette import GRID, MUTED, PHASE_STYLES, ROLES
 from nanoinfer.viz.sheet import SMALL, Sheet, text_width
-from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_look, expect_number, expect_text
+from notebooks.course.explore.panels.base import LOOKS, Panel
 
 MARKED = ROLES["highlight"].face
 
@@ -22,12 +22,6 @@ class Span:
     phase: str
     text: str = ""
 
-    def __post_init__(self) -> None:
-        expect_number("start", self.start, 0)
-        expect_number("end", self.end, self.start + 1)
-        if self.phase not in PHASE_STYLES:
-            raise ValueError(f"phase={self.phase!r}: must be one of {', '.join(PHASE_STYLES)}")
-
 
 @dataclass(frozen=True)
 class Lane:
@@ -38,12 +32,6 @@ class Lane:
     look: str = ""
     ends: int | None = None
 
-    def __post_init__(self) -> None:
-        expect_text("label", self.label)
-        expect_items("spans", self.spans, Span, least=0)
-        if self.look:
-            expect_look("look", self.look)
-
 
 @dataclass(frozen=True)
 class Strip:
@@ -53,16 +41,6 @@ class Strip:
     size: float
     steps: Sequence[Sequence[tuple[str, float]]]
 
-    def __post_init__(self) -> None:
-        expect_text("label", self.label)
-        expect_number("size", self.size, 0)
-        for i, parts in enumerate(self.steps):
-            for look, held in parts:
-                expect_look(f"steps[{i}]", look)
-                expect_number(f"steps[{i}]", held, 0)
-            if sum(held for _, held in parts) > self.size * (1 + 1e-9):
-                raise ValueError(f"steps[{i}]: {sum(held for _, held in parts)} held of size={self.size}")
-
 
 @dataclass(frozen=True)
 class Flag:
@@ -70,10 +48,6 @@ class Flag:
 
     step: int
     text: str
-
-    def __post_init__(self) -> None:
-        expect_number("step", self.step, 0)
-        expect_text("text", self.text)
 
 
 @dataclass(frozen=True)
@@ -98,39 +72,6 @@ class Lanes(Panel):
     whole: float | None = None
     scale: Sequence[str] = ()
     until: int | None = None
-
-    def __post_init__(self) -> None:
-        expect_text("title", self.title)
-        expect_number("steps", self.steps, 1)
-        expect_items("lanes", self.lanes, Lane)
-        for lane in self.lanes:
-            for span in lane.spans:
-                if span.end > self.steps:
-                    raise ValueError(f"{lane.label}: a span ends at {span.end}; there are steps={self.steps}")
-        if self.strip is not None and len(self.strip.steps) != self.steps:
-            raise ValueError(f"strip: {len(self.strip.steps)} steps; there are steps={self.steps}")
-        expect_items("flags", self.flags, Flag, least=0)
-        for flag in self.flags:
-            if flag.step >= self.steps:
-                raise ValueError(f"flags: step={flag.step}; there are steps={self.steps}")
-        if self.widths and len(self.widths) != self.steps:
-            raise ValueError(f"widths: {len(self.widths)} for steps={self.steps}; must be as many")
-        for width in self.widths:
-            expect_number("widths", width, 0)
-        if self.widths and not sum(self.widths):
-            raise ValueError("widths: are all 0")
-        if self.whole is not None:
-            expect_number("whole", self.whole, sum(self.widths) or self.steps)
-        if self.scale and len(self.scale) != 2:
-            raise ValueError(f"scale={self.scale!r}: must be two texts")
-        if self.at is not None and not 0 <= self.at < self.steps:
-            raise ValueError(f"at={self.at}: must be in 0..{self.steps - 1}")
-        if self.until is not None and (self.at is None or not self.at <= self.until < self.steps):
-            raise ValueError(f"until={self.until}: must be in at={self.at}..{self.steps - 1}")
-        for look, text in self.legend:
-            if look not in PHASE_STYLES:
-                expect_look("legend", look)
-            expect_text("legend", text)
 
     def words(self) -> str:
         said = []

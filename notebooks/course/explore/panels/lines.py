@@ -1,7 +1,6 @@
 """Lines: curves and measured points over two axes, both logarithmic if wanted; points may be marked."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +9,7 @@ from nanoinfer.viz.lettering import BODY, SMALL
 from nanoinfer.viz.palette import GRID, INK, LINES, MUTED, ROLES
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import number
-from notebooks.course.explore.panels.base import Panel, expect_items, expect_number, expect_text
+from notebooks.course.explore.panels.base import Panel
 
 TALL = 11  # of a label in the drawing
 
@@ -31,20 +30,6 @@ class Series:
     label_at: int | None = -1
     face: str = ""
 
-    def __post_init__(self) -> None:
-        expect_text("label", self.label, empty=True)
-        if not self.points:
-            raise ValueError("points: must have at least one")
-        for x, y in self.points:
-            expect_number("points", x)
-            expect_number("points", y)
-        if not 0 <= self.colour < len(LINES):
-            raise ValueError(f"colour={self.colour}: must be in 0..{len(LINES) - 1}")
-        if self.face and not (self.dots and re.fullmatch("#[0-9a-f]{6}", self.face)):
-            raise ValueError(f"face={self.face!r}: must be a colour such as #0a1b2c, of dots")
-        if self.label_at is not None and not -len(self.points) <= self.label_at < len(self.points):
-            raise ValueError(f"label_at={self.label_at}: there are {len(self.points)} points")
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -55,11 +40,6 @@ class Mark:
     y: float
     text: str = ""
     of: int | None = None
-
-    def __post_init__(self) -> None:
-        expect_number("x", self.x)
-        expect_number("y", self.y)
-        expect_text("text", self.text, empty=True)
 
 
 @dataclass(frozen=True)
@@ -77,23 +57,6 @@ class Lines(Panel):
     log_x: bool = False
     log_y: bool = False
     note: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("title", "x", "y"):
-            expect_text(name, getattr(self, name))
-        expect_items("series", self.series, Series)
-        expect_items("marks", self.marks, Mark, least=0)
-        for mark in self.marks:
-            if mark.of is not None and not 0 <= mark.of < len(self.series):
-                raise ValueError(f"marks: of={mark.of}: there are {len(self.series)} series")
-        points = [p for each in self.series for p in each.points] + [(mark.x, mark.y) for mark in self.marks]
-        for axis, (low, high), log in (("x", self.x_range, self.log_x), ("y", self.y_range, self.log_y)):
-            expect_number(f"{axis}_range", low)
-            expect_number(f"{axis}_range", high)
-            if low >= high or (log and low <= 0):
-                raise ValueError(f"{axis}_range={low, high}: must go up{', from above 0' if log else ''}")
-            if log and min(point["xy".index(axis)] for point in points) <= 0:
-                raise ValueError(f"series: with log_{axis} every {axis} must be above 0")
 
     def words(self) -> str:
         said = [

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from nanoinfer.viz.palette import MUTED, ROLES
 from nanoinfer.viz.sheet import SMALL, Sheet
-from notebooks.course.explore.panels.base import LOOKS, Panel, expect_items, expect_number, expect_text
+from notebooks.course.explore.panels.base import LOOKS, Panel
 
 MARKS = ("", "new", "split", "locked", "unlocked", "evicted", "found", "here")
 
@@ -25,13 +25,6 @@ class Node:
     note: str = ""
     children: Sequence["Node"] = ()
 
-    def __post_init__(self) -> None:
-        expect_text("text", self.text, empty=True)
-        expect_number("locks", self.locks, 0)
-        if self.mark not in MARKS:
-            raise ValueError(f"mark={self.mark!r}: must be one of {', '.join(map(repr, MARKS))}")
-        expect_items("children", self.children, Node, least=0)
-
     def walk(self) -> Iterator["Node"]:
         """This node and all below it."""
         yield self
@@ -48,18 +41,6 @@ class Tree(Panel):
     root: Node
     before: Node | None = None
     note: str = ""
-
-    def __post_init__(self) -> None:
-        expect_text("title", self.title)
-        expect_items("root", [self.root], Node)
-        for name, root in (("before", self.before), ("root", self.root)):
-            keys = [node.key for node in root.walk() if node.key] if root else []
-            if len(keys) > len(set(keys)):
-                raise ValueError(f"{name}: a key is there twice: {', '.join(keys)}")
-        known = {node.key for node in self.before.walk()} if self.before else set()
-        for node in self.root.walk():
-            if node.was and node.was not in known:
-                raise ValueError(f"was={node.was!r}: the tree before has no such key")
 
     def words(self) -> str:
         after = _words(self.root)
