@@ -3,7 +3,7 @@
 As the last expression of a notebook cell, `viz.slot_map(pool, {"request 1": slots})` shows a picture, its numbers in words
 folded away beneath it; `viz.slot_map(...).save("slots.png")` writes it. Every function returns a `Picture`, and takes a
 `title` and a `caption`, one sentence beneath the picture that says what to look at. Colours mean the same in all of them
-(`MEANINGS` in palette.py): green the radix tree (dark: locked), orange what is computed in this pass, a colour for each
+(palette.py): green the radix tree (dark: locked), orange what is computed in this pass, a colour for each
 request (blue is request 0, and nothing else is), white free, grey unused, pink marked.
 
 How to write one: a picture is a function that takes live objects and returns a Picture. It may stand in any file, inside

@@ -1,9 +1,8 @@
-"""One palette for every picture: role → colour, hatch, text colour; and what each of these colours means, in words.
+"""One palette for every picture: role → colour, hatch, text colour.
 
-One colour means one thing in all pictures of the series. `MEANINGS` says what: legends take their words from it, and
-tests/tools/viz/test_colours.py looks whether any picture uses a colour for something else. Roles that meet in one picture
-can be distinguished with any of the three colour blindnesses and in grey print: by lightness, or else by hatch.
-tests/tools/viz/test_palette.py simulates both and measures.
+One colour means one thing in all pictures of the series. Roles that meet in one picture can be distinguished with any of
+the three colour blindnesses and in grey print: by lightness, or else by hatch. tests/tools/viz/test_palette.py simulates
+both and measures.
 """
 
 import re
@@ -80,48 +79,6 @@ LINES: tuple[str, ...] = (  # the one four further on has the same dashes
     "#d08a80",
 )
 DARKEST = "#7d2a22"  # of a heat map
-
-
-class Meaning(NamedTuple):
-    """What a colour says. `words`: for a legend and for readers; `said`: one of these is in every label it has."""
-
-    words: str
-    said: tuple[str, ...]
-
-
-EMPTY = ("padding", "empty", "not used", "unused", "set aside")
-REQUEST = ("request", "row", "used", "slots of", "its")
-MEANINGS: dict[str, Meaning] = {
-    "free": Meaning("free", ("free",)),
-    "tree": Meaning("in the radix tree, unlocked: may be evicted", ("tree", "evictable")),
-    "tree_locked": Meaning("in the radix tree, locked: a running request needs it", ("locked",)),
-    "new": Meaning("computed in this pass", ("computed", "EXTEND", "extend")),
-    "in_use": Meaning("in use, whoever owns it", ("in use", "used", "own", "earlier")),
-    "padding": Meaning("unused: padding, or given to a row and still empty", EMPTY),
-    "hidden": Meaning("not looked at: hidden from a token, or waiting", ("hidden", "waiting")),
-    "leftover": Meaning("not in use", ("not in use", "left out")),
-    "highlight": Meaning("marked: look here", ("marked", "written", "here")),
-    "leaked": Meaning("a mistake: no owner, or not seen", ("no owner", "wrong")),
-    "conflict": Meaning("a mistake: several owners, or seen too much", ("several owners", "wrong")),
-    "decode": Meaning("DECODE: one token of each request is computed", ("decode", "DECODE")),
-    "verify": Meaning("VERIFY: the newest token of each request and its drafts are computed", ("verify", "VERIFY")),
-    "idle": Meaning("running, not in this pass", ("running, not in this pass",)),
-    "retracted": Meaning("retracted: its slots were taken back, it waits again", ("retracted",)),
-    "paused": Meaning("paused", ("paused",)),
-    "failed": Meaning("a pass that failed", ("failed",)),
-}
-MEANINGS |= {
-    f"request {i}": Meaning(f"request {i}: its tokens, its row, its K/V", REQUEST) for i in range(len(REQUESTS))
-}
-MEANINGS |= {f"chart {i}": Meaning("measured, or an adapter: its label says what", ("",)) for i in range(len(BARS))}
-NEUTRAL: tuple[str, ...] = (PAPER, INK, "#f7f7f7")  # paper, frames and badges: they mean nothing
-
-
-def styles() -> dict[str, Style]:
-    """Every role of `MEANINGS` and how it looks."""
-    requests = {f"request {i}": style for i, style in enumerate(REQUESTS)}
-    phases = {name: style for name, style in PHASE_STYLES.items() if style not in ROLES.values()}
-    return ROLES | requests | phases | {f"chart {i}": style for i, style in enumerate(BARS)}
 
 
 COMPLETION = 3  # looks from one completion of a request to the next; as many in player_draw.js

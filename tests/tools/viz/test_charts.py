@@ -1,146 +1,234 @@
-"""Bars and lines: lengths, axes in plain words, and the nonsense that is refused."""
+"""Charts, and pictures of numbers, bytes, times and models: shapes to scale with what they were given."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")
-
+import torch
+import transformers
 from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon
 
 from nanoinfer import viz
-from nanoinfer.viz.palette import BARS
-from tests.helpers.pictures import (
-    assert_readable,
-    faces,
-    make_pool,
-    named,
-)
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.viz.palette import BARS, ROLES
+from tests.helpers.checkpoints import FAMILIES, tiny_config
+from tests.helpers.pictures import faces, named, texts
+
+STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
 
 
-def test_bars_have_lengths_of_their_values_and_ratios() -> None:
-    picture = viz.bars({"one by one": 812.5, "batch": 300, "paged": 150}, unit="ms", compare="paged")
-    widths = [patch.get_width() for patch in named(picture, "bar ")]
-    assert widths[0] / widths[2] == pytest.approx(812.5 / 150)
-    assert picture.alt == "one by one: 812 ms (5.42×), batch: 300 ms (2.00×), paged: 150 ms, ratios to paged."
-    assert_readable(picture)
+def points_of(line: Line2D) -> list[list[float]]:
+    return np.asarray(line.get_xydata()).tolist()
 
 
-def test_bars_in_groups_have_one_scale_and_a_colour_a_label() -> None:
-    values = {"chat": {"no cache": 800, "cache": 200}, "few-shot": {"no cache": 400, "cache": 40}}
-    picture = viz.bars(values, unit="tokens")
-    bars = named(picture, "bar ")
-    assert [bar.get_width() / bars[0].get_width() for bar in bars] == pytest.approx([1, 0.25, 0.5, 0.05])
-    faces = [bar.get_facecolor() for bar in bars]
-    assert faces[0] == faces[2] != faces[1] == faces[3]
-    assert picture.alt.startswith("chat, no cache: 800 tokens, chat, cache: 200 tokens, few-shot, no cache: 400 tokens")
-    assert_readable(picture)
+def widths(picture: viz.Picture, name: str) -> list[float]:
+    return [shape.get_width() for shape in named(picture, name)]
 
 
-def test_labels_of_bars_may_have_their_colours_in_another_order() -> None:
-    picture = viz.bars({"one": {"x": 1}, "two": {"y": 2}}, unit="ms", colours=("y", "x"))
-    assert faces(picture, "bar one, x") == [BARS[1].face]
-    assert faces(picture, "bar two, y") == [BARS[0].face]
+# --- bars, lines, heat maps ------------------------------------------------------------------------------------------
 
 
-def test_a_line_across_the_bars_lies_at_its_value() -> None:
-    picture = viz.bars({"fast": 4.0, "as before": 1.0}, unit="times as fast", line_at=1)
-    bar = named(picture, "bar as before")[0]
-    dashed = [line for line in picture.findobj(Line2D) if line.get_linestyle() == "--"]
-    assert [line.get_xdata()[0] for line in dashed] == pytest.approx([bar.get_x() + bar.get_width()])
-    assert_readable(picture)
-
-
-def test_axes_are_in_plain_words() -> None:
-    series = {"a": ([1, 4000], [0.001, 300])}
-    picture = viz.lines(series, x="tokens", y="ms", log=True)
-    picture.canvas.draw()
-    (axes,) = picture.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "10", "100", "1,000", "10,000"]
-    assert axes.get_xlabel() == "tokens  (each grid line: 10 times as much)"
-    assert axes.get_ylabel() == "ms\n(each grid line: 10 times as much)"
-    near = viz.lines({"a": ([1, 2, 8], [5, 6, 7])}, x="tokens", y="ms", log=True)
-    near.canvas.draw()
-    assert [label.get_text() for label in near.axes[0].get_xticklabels()] == ["1", "2", "4", "8"]
-    assert len(near.axes[0].get_yticks()) >= 2
-    assert near.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
-    low = viz.lines({"a": ([1, 8], [10.3, 113])}, x="tokens", y="ms", log=True)
-    assert min(low.axes[0].get_yticks()) == 8, "a line below the lowest point"
-    assert low.axes[0].get_ylim()[0] < 8
-    exact = viz.lines({"a": ([2**10, 2**20], [5, 6])}, x="slots", y="ms", log=True, ticks=[2**10, 2**20])
-    exact.canvas.draw()
-    assert [label.get_text() for label in exact.axes[0].get_xticklabels()] == ["1,024", "1,048,576"]
-    chosen = viz.lines({"a": ([1, 2, 8], [5, 6, 7])}, x="rank", y="ms", log=True, ticks=[1, 8])
-    chosen.canvas.draw()
-    assert [label.get_text() for label in chosen.axes[0].get_xticklabels()] == ["1", "8"]
-    assert chosen.axes[0].get_xlabel() == "rank"
-    assert chosen.axes[0].get_ylabel().endswith("(each grid line: twice as much)")
-
-
-def test_ratios_are_said_as_one_says_them() -> None:
-    picture = viz.lines({"a": ([1, 2, 3], [1, 2, 2.5])}, x="page size", y="", times="as long")
-    picture.canvas.draw()
-    shown = [label.get_text() for label in picture.axes[0].get_yticklabels()]
-    assert {"0", "half as long", "just as long", "1.5 times as long", "twice as long"} <= set(shown)
-    assert "from just as long at 1 to 2.5 times as long at 3" in picture.alt
-
-
-def test_lines_go_through_their_points() -> None:
+def test_bars_are_as_long_as_their_values_and_lines_go_through_their_points() -> None:
+    one = viz.bars({"one by one": 812.5, "batch": 300, "paged": 150}, unit="ms", compare="paged", line_at=300)
+    assert [width / widths(one, "bar ")[2] for width in widths(one, "bar ")] == pytest.approx([812.5 / 150, 2, 1])
+    (dashed,) = [line for line in one.findobj(Line2D) if line.get_linestyle() == "--"]
+    batch = named(one, "bar batch")[0]
+    assert points_of(dashed)[0][0] == pytest.approx(batch.get_x() + batch.get_width())
+    groups = {"chat": {"no cache": 800, "cache": 200}, "few-shot": {"no cache": 400, "cache": 40}}
+    grouped = viz.bars(groups, unit="tokens", colours=("cache", "no cache"))
+    assert [width / widths(grouped, "bar ")[0] for width in widths(grouped, "bar ")] == pytest.approx(
+        [1, 0.25, 0.5, 0.05]
+    )
+    assert faces(grouped, "bar few-shot, cache") == faces(grouped, "bar chat, cache") == [BARS[0].face]
     series = {"without cache": ([16, 32, 64], [1, 4, 17]), "with cache": ([16, 32, 64], [1, 2, 4])}
-    picture = viz.lines(series, x="tokens", y="ms", title="Time", log=True)
-    (axes,) = picture.axes
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[1, 4, 17], [1, 2, 4]]
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert picture.alt.startswith("ms over tokens: without cache, 3 points, from 1 at 16 to 17 at 64; with cache")
+    assert [[y for _, y in points_of(line)] for line in viz.lines(series, x="tokens", y="ms").axes[0].lines] == [
+        [1, 4, 17],
+        [1, 2, 4],
+    ]
+
+
+def test_axes_have_plain_numbers() -> None:
+    def ticks(picture: viz.Picture, axis: str = "x") -> list[str]:
+        picture.canvas.draw()
+        return [label.get_text() for label in getattr(picture.axes[0], f"get_{axis}ticklabels")()]
+
+    far, near = {"a": ([1, 4000], [0.001, 300])}, {"a": ([1, 2, 8], [5, 6, 7])}
+    assert ticks(viz.lines(far, x="tokens", y="ms", log=True)) == ["1", "10", "100", "1,000", "10,000"]
+    assert ticks(viz.lines(near, x="tokens", y="ms", log=True)) == ["1", "2", "4", "8"]
+    assert ticks(viz.lines(near, x="rank", y="ms", log=True, ticks=[1, 8])) == ["1", "8"]
+    ratios = viz.lines({"a": ([1, 2, 3], [1, 2, 2.5])}, x="page size", y="", times="as long")
+    assert {"0", "half as long", "1.5 times as long", "twice as long"} <= set(ticks(ratios, "y"))
+
+
+def test_a_heat_map_is_darker_where_there_is_more_and_no_darker_than_its_most() -> None:
+    values = [[0.0, 0.1, 0.2, 0.4]]
+    cells = [named(viz.heat_map(values, ["p"], "abcd", most=0.2), f"cell 0 {i}")[0] for i in range(4)]
+    light = [sum(cell.get_facecolor()[:3]) for cell in cells]
+    assert light[0] == 3.0 > light[1] > light[2] == light[3]
+    assert {"0.100", "0.400"} <= set(texts(viz.heat_map(values, ["p"], "abcd", numbers=True, most=0.1)))
+    causal = {cell.get_gid() for cell in named(viz.heat_map(np.eye(3), "abc", "abc", causal=True), "cell")}
+    assert causal == {f"cell {row} {column}" for row in range(3) for column in range(row + 1)}
+
+
+def test_passes_and_products_are_beneath_the_roof_where_they_were_measured() -> None:
+    passes = [("DECODE, 1 request", 3e6, 6e6, 6e-4), ("EXTEND of 256 tokens", 8e8, 1e7, 1e-2)]
+    (axes,) = viz.roofline(passes, flop_per_second=160e9, bytes_per_second=10e9).axes
+    points = {line.get_gid(): points_of(line)[0] for line in axes.lines if line.get_gid()}
+    assert points["pass DECODE, 1 request"] == pytest.approx([0.5, 5])
+    assert points["pass EXTEND of 256 tokens"] == pytest.approx([80, 80])
+    assert points_of(axes.lines[0])[1] == pytest.approx([16, 160]), "where memory is the limit no more"
+    products = {"o_proj": [("T = 1", 2e6, 4e6, 1e-3), ("T = 64", 128e6, 4.2e6, 2e-3)]}
+    (axes,) = viz.product_roofline(products, flop_per_second=1e11, bytes_per_second=1e10).axes
+    (line,) = [line for line in axes.get_lines() if line.get_label() == "o_proj"]
+    assert np.ravel(points_of(line)).tolist() == pytest.approx([0.5, 2.0, 128 / 4.2, 64.0])
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_as_wide_as_they_take_time_on_one_axis_for_all() -> None:
+    calls = [
+        ("gather_rows", "model", 10e-6, 11e-6),
+        ("linear", "model.layers.0.self_attn.qkv_proj", 20e-6, 60e-6),
+        ("attention", "model.layers.0.self_attn", 60e-6, 76e-6),
+        ("linear", "lm_head", 130e-6, 190e-6),
+    ]
+    picture = viz.kernel_times({"from Python": (calls, 200e-6), "replayed": (calls[1:2], 100e-6)})
+    (bar,), (other,) = named(picture, "outside from Python"), named(picture, "outside replayed")
+    first, _ = named(picture, "linear model.layers.0.self_attn.qkv_proj")
+    assert first.get_width() / bar.get_width() == pytest.approx(40 / 200)
+    assert first.get_x() - bar.get_x() == pytest.approx(20 / 200 * bar.get_width())
+    assert other.get_width() / bar.get_width() == pytest.approx(100 / 200)
+    looks = [faces(picture, f"{name} {of}") for name, of, *_ in (calls[0], calls[2], calls[3])]
+    assert looks == [[BARS[1].face], [BARS[3].face], [BARS[0].face]]
+
+
+def test_spans_are_to_scale_and_in_their_lanes() -> None:
+    spans = [("a", "served", 0.0, 2.0), ("b", "waiting", 1.0, 2.0), ("b", "served", 2.0, 4.0), ("b", "x", 3, 3)]
+    picture = viz.lanes(spans, unit="seconds", within=(0, 8))
+    first, wait, second, instant = (named(picture, f"{lane}, {kind}")[0] for lane, kind, *_ in spans)
+    assert first.get_width() == pytest.approx(2 * wait.get_width())
+    assert second.get_x() == pytest.approx(first.get_x() + first.get_width())
+    assert first.get_y() < wait.get_y() == second.get_y()
+    assert instant.get_width() > 0.5
+    assert first.get_width() == pytest.approx(widths(viz.lanes(spans, unit="seconds"), "a, served")[0] / 2)
+
+
+def test_replicas_show_what_was_found_and_computed_and_who_waits() -> None:
+    def one(start: float, end: float, **fields: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            start=start, end=end, **{"cached": 0, "computed": 0, "running": 0, "waiting": 0} | fields
+        )
+
+    passes = {
+        "A": [one(0, 1, cached=30, computed=10, running=1), one(1, 3, running=2, waiting=2)],
+        "B": [one(0.5, 1.0, computed=40, running=1)],
+        "C": [],
+    }
+    picture = viz.replicas(passes, ends={"B": 2.0})
+    (found,), (new,), (other,) = (named(picture, name) for name in ("A found 0", "A computed 0", "B computed 0"))
+    assert found.get_height() == pytest.approx(3 * new.get_height())
+    assert other.get_height() == pytest.approx(found.get_height() + new.get_height())
+    assert found.get_width() == pytest.approx(2 * other.get_width())
+    (running,), (waiting,) = (named(picture, name) for name in ("A running 1", "A waiting 1"))
+    assert waiting.get_y() + waiting.get_height() == pytest.approx(running.get_y())
+    assert not named(picture, "B found"), "nothing was"
+    assert "dies" in texts(picture)
+    scaled = named(viz.replicas(passes, until=6, most_requests=4), "A running 0")[0]
+    (alone,) = named(picture, "A running 0")
+    assert (scaled.get_width(), scaled.get_height()) == pytest.approx((alone.get_width() / 2, alone.get_height()))
+
+
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_byte_has_a_cell_in_the_look_of_its_part_and_each_line_a_row() -> None:
+    request = [("request line", b"GET / HTTP/1.1\r\n"), ("headers", b"host: a\r\n"), ("empty line", b"\r\n")]
+    picture = viz.wire([*request, ("body", "é \0$".encode()), ("headers", b"z" * 100)])
+    assert len(named(picture, "byte ")) == 16 + 9 + 2 + 5 + 100
+    looks = [faces(picture, f"byte {at}")[0] for at in (0, 15, 16, 25, 27, 32)]
+    assert looks[0] == looks[1] != looks[2] == looks[5]
+    assert len(set(looks)) == 4
+    rows = [named(picture, f"byte {at}")[0].get_y() for at in (0, 16, 25, 27, 131)]
+    assert rows == sorted(set(rows)), "a long line is continued in another row"
+    assert {"c3", "a9", "·", "\\r", "\\n", "00", "$"} <= set(texts(picture))
+    numbers = viz.wire([("text", b"x" * 8), ("numbers", np.array([13, 700, -1], "<i4"))])
+    assert named(numbers, "byte 8")[0].get_width() == pytest.approx(4 * named(numbers, "byte 0")[0].get_width())
+    assert {"13", "700", "-1"} <= set(texts(numbers))
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_decoder_counts_the_parameters_of_each_family(family: str) -> None:
+    hf = tiny_config(family, attention_bias=True, architectures=[f"{family.capitalize()}ForCausalLM"])
+    oracle = transformers.AutoModelForCausalLM.from_config(hf)
+    alt = viz.decoder(ModelConfig.from_hf_config(hf)).alt
+    assert f"{sum(parameter.numel() for parameter in oracle.parameters()):,} together" in alt
+
+
+def test_query_key_and_value_all_reach_attention_in_the_decoder() -> None:
+    picture = viz.decoder(STORY)
+    heads = [patch.get_xy()[0] for patch in picture.axes[0].patches if isinstance(patch, Polygon)]
+    arriving = {}
+    for name in ("query", "key", "value", "cache", "attend", "output"):
+        (box,) = named(picture, f"box {name}")
+        low, high = box.get_y(), box.get_y() + box.get_height()
+        arriving[name] = sum(x == pytest.approx(box.get_x()) and low <= y <= high for x, y in heads)
+    assert arriving == {"query": 1, "key": 1, "value": 1, "cache": 2, "attend": 3, "output": 1}
+    assert texts(picture).count("[T, Hk=2, D=32]") == 2
+    assert "head 524,288" in viz.decoder(replace(STORY, tie_word_embeddings=False)).alt
+
+
+def test_attention_worked_out_is_torchs_attention() -> None:
+    given = [1.0, 0.3], [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
+    q, k, v = map(torch.tensor, given)
+    picture = viz.attention_steps(*given, newest=True, tokens=["Once", " upon", " a"])
+    out = torch.nn.functional.scaled_dot_product_attention(q[None], k, v)[0].tolist()
+    assert picture.alt.endswith(f"the result is [{out[0]:.3f}, {out[1]:.3f}].")
+    assert {f"{weight:.3f}" for weight in torch.softmax(k @ q / 2**0.5, 0).tolist()} <= set(texts(picture))
+    looks = [faces(picture, f"{name} {row} 0")[0] for name in ("k", "v") for row in (1, 2)]
+    assert looks == [ROLES["in_use"].face, ROLES["new"].face] * 2
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_parts_of_a_split_layer_make_it_whole(parts: int) -> None:
+    picture = viz.split_layer(STORY, parts)
+    assert len(named(picture, "q head ")) == 8
+    assert len(named(picture, "K/V head ")) == max(2, parts), "with more processes than heads, several have the same"
+    for name, side in {"q_proj": "width", "gate_proj": "width", "o_proj": "height", "down_proj": "height"}.items():
+        sizes = [getattr(named(picture, f"{name} {part}")[0], f"get_{side}")() for part in range(parts)]
+        assert sizes == pytest.approx([sizes[0]] * parts)
+
+
+def test_partial_sums_of_a_split_product_are_those_of_its_columns_and_rows() -> None:
+    rng = np.random.default_rng(0)
+    x, first, second = rng.normal(size=4), rng.normal(size=(4, 6)), rng.normal(size=(6, 3))
+    picture = viz.split_product(x, first, second, 3)
+    sums = (*(x @ first[:, 2:4] @ second[2:4]), *(x @ first @ second))
+    assert {f"{value:.2f}".replace("-", "\u2212") for value in sums} <= set(texts(picture))
+    columns = {int(str(shape.get_gid()).split()[3]) for shape in named(picture, "first 1 ")}
+    rows = {int(str(shape.get_gid()).split()[2]) for shape in named(picture, "second 1 ")}
+    assert columns == rows == {2, 3}
 
 
 @pytest.mark.parametrize(
-    ("values", "compare", "message"),
+    ("where", "parts"),
     [
-        ({}, None, "values: must have at least one"),
-        ({"a": -1}, None, r"values\['a'\]=-1.0: must be finite and not negative"),
-        ({"a": 1}, "b", "compare='b': must be one of a, with a value above 0"),
-        ({"a": {"b": 1}}, "a, b", "compare='a, b'"),
-        ({"a": {"b": 1}, "c": 2}, None, "values: some are groups and some numbers; must be either"),
-        ({"a": {}}, None, "values: must have at least one"),
+        ((), set()),
+        (0, set()),
+        (1, {"everywhere"}),
+        (["model", "attention"], {"model", "attention"}),
+        ("Input_Metadata", {"input metadata"}),
+        (5, {"rows", "slots"}),
+        (19, {"radix tree", "slots"}),
+        ("07", {"attention"}),
     ],
 )
-def test_bars_of_nonsense_are_refused(values: Any, compare: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        viz.bars(values, unit="ms", compare=compare)
-
-
-@pytest.mark.parametrize(
-    ("series", "message"),
-    [
-        ({}, "series: must have at least one"),
-        ({"a": ([1, 2], [1])}, r"series\['a'\]: 2 xs and 1 ys; must be as many, at least 1"),
-        ({"a": ([0, 2], [1, 1])}, r"series\['a'\]: 0: with log, numbers must be above 0"),
-    ],
-)
-def test_lines_of_nonsense_are_refused(series: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        viz.lines(series, x="x", y="y", log=True)
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda: viz.slot_map(3), "token_to_kv_pool: must be TokenToKVPool, got int"),
-        (lambda: viz.slot_map(make_pool(4), {"a": [4]}), r"owners\['a'\]: slot 4 is outside 0..3"),
-        (lambda: viz.slot_map(make_pool(4), highlight=[-1]), "highlight: slot -1 is outside 0..3"),
-        (lambda: viz.slot_map(make_pool(4), [1]), "owners: must be Mapping, got list"),
-        (lambda: viz.request_rows(3, {}), "req_to_token_pool: must be ReqToTokenPool, got int"),
-        (lambda: viz.radix_tree(3), "radix_cache: must be RadixCache, got int"),
-        (lambda: viz.engine(3), "engine: must be Engine, got int"),
-        (lambda: viz.owners(3), "engine: must be Engine, got int"),
-        (lambda: viz.lines({"a": ([1], [1])}, x="x", y="y", times=2), "times: must be str, got int"),
-        (
-            lambda: viz.allocator_marks(3),
-            "allocator: must be SlotAllocator or TokenToKVPool or ReqToTokenPool, got int",
-        ),
-    ],
-)
-def test_wrong_things_are_refused_by_name(draw: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        draw()
+def test_parts_of_the_map_are_marked_by_name_and_by_notebook(where: Any, parts: set[str]) -> None:
+    assert {str(shape.get_gid()).removeprefix("here ") for shape in named(viz.engine_map(where), "here ")} == parts

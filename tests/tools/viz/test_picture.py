@@ -1,31 +1,54 @@
-"""A picture as an object: bytes, colours, captions, notebooks, and no state of matplotlib that it touches."""
+"""A picture as an object: bytes, captions, notebooks, and no state of matplotlib that it touches."""
 
+import hashlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from PIL import Image
 
 from nanoinfer import viz
+from nanoinfer.viz import lettering
 from nanoinfer.viz.palette import REQUESTS, ROLES
-from tests.helpers.pictures import (
-    make_pool,
-    make_rows,
-    make_tree,
-    take,
-    texts,
-    worked_example,
-)
+from tests.helpers.pictures import make_pool, make_tree, take, texts, worked_example
+from tests.helpers.waiting import Worker
+
+STYLE = {
+    "text.usetex": True,
+    "font.family": "serif",
+    "font.style": "italic",
+    "axes.facecolor": "red",
+    "axes.grid": True,
+    "figure.autolayout": True,
+    "path.sketch": (1, 100, 2),
+    "hatch.linewidth": 5,
+    "text.hinting": "none",
+    "patch.antialiased": False,
+    "axes.spines.left": False,
+}
+
+
+def drawings() -> dict[str, viz.Picture]:
+    return {
+        "metadata": viz.input_metadata(worked_example(), tokens=["$a_1$"] * 12, caption="C."),
+        "slots": viz.slot_map(make_pool(40), {"request 1": [2]}, caption="C."),
+        "lines": viz.lines({"a": ([1, 2], [3, 4]), "b": ([1, 2], [4, 3])}, x="$x$", y="y", log=True, caption="C."),
+        "padding": viz.padded_batch([3, 5], caption="C."),
+        "tree": viz.radix_tree(make_tree(), caption="C."),
+    }
+
+
+def digests() -> dict[str, str]:
+    return {name: hashlib.sha256(picture.png()).hexdigest() for name, picture in drawings().items()}
 
 
 def test_the_same_objects_give_the_same_bytes_without_a_version_or_a_date(tmp_path: Path) -> None:
     pool = make_pool(64)
-    owners = {"request 1": take(pool, 7)}
+    owners = {f"request {i}": take(pool, 1) for i in range(8)}
     pictures = [viz.slot_map(pool, owners) for _ in range(2)]
     pictures[0].save(tmp_path / "a.png")
     written = (tmp_path / "a.png").read_bytes()
@@ -33,86 +56,64 @@ def test_the_same_objects_give_the_same_bytes_without_a_version_or_a_date(tmp_pa
     image = Image.open(tmp_path / "a.png")
     image.load()
     assert set(image.info) <= {"dpi", "transparency"}
-    assert not any(word in written for word in (b"matplotlib", b"Software", b"tEXt", b"tIME"))
+    colours = {f"#{r:02x}{g:02x}{b:02x}" for _, (r, g, b) in image.convert("RGB").getcolors(100_000) or []}  # type: ignore[misc]
+    assert {style.face for style in (ROLES["free"], *REQUESTS)} <= colours, "flat colours survive in the file"
+    with pytest.raises(ValueError, match=r"path=.*a\.jpg"):
+        pictures[0].save(tmp_path / "a.jpg")
 
 
-def test_flat_colours_survive_in_the_file(tmp_path: Path) -> None:
-    owners = {f"request {i}": [i] for i in range(8)}
-    pool = make_pool(16)
-    take(pool, 8)
-    viz.slot_map(pool, owners).save(tmp_path / "a.png")
-    colours = {colour for _, colour in Image.open(tmp_path / "a.png").convert("RGB").getcolors(100_000) or []}
-    for style in (ROLES["free"], *REQUESTS):
-        assert tuple(int(style.face[i : i + 2], 16) for i in (1, 3, 5)) in colours
+def test_every_picture_can_be_pickled_and_has_its_caption_first_in_its_words() -> None:
+    for picture in drawings().values():
+        again = pickle.loads(pickle.dumps(picture))
+        assert again.png() == picture.png()
+        assert picture.alt.startswith("C. ")
+        assert "C." in texts(picture)
 
 
-def test_a_notebook_shows_the_png_and_folds_the_numbers_away_beneath() -> None:
-    display = pytest.importorskip("IPython.display")
+def test_a_notebook_shows_the_png_and_folds_the_words_away_and_a_terminal_prints_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipython, display = pytest.importorskip("IPython"), pytest.importorskip("IPython.display")
     shown: list[Any] = []
     picture = viz.slot_map(make_pool(16), {"<b>": [15]})
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(display, "display", lambda *args, **kwargs: shown.append((args, kwargs)))
         picture._ipython_display_()
     ((data,), options), ((folded,), _) = shown
     assert set(data) == {"image/png", "text/plain"}
-    assert data["text/plain"] == picture.alt
-    assert options["raw"]
-    assert options["metadata"]["image/png"] == {"width": 900, "alt": picture.alt}
-    assert folded["text/plain"] == picture.alt
-    assert folded["text/html"].startswith("<details><summary>the picture in words</summary>\n16 slots:")
+    assert data["text/plain"] == options["metadata"]["image/png"]["alt"] == folded["text/plain"] == picture.alt
     assert "<b>" not in folded["text/html"]
-
-
-def test_sanitizers_let_the_folded_words_through() -> None:
-    """GitHub and JupyterLab keep details and summary; bleach, which nbconvert uses, does so when it is told to."""
-    bleach = pytest.importorskip("bleach")
-    folded = viz.slot_map(make_pool(16))._alt_folded()
-    assert bleach.clean(folded, tags={"details", "summary"}) == folded
-
-
-def test_a_caption_is_beneath_the_picture_and_first_in_its_words() -> None:
-    caption = "The first slot is taken."
-    pictures = [
-        viz.slot_map(make_pool(16), caption=caption),
-        viz.bars({"a": 1}, unit="ms", caption=caption),
-        viz.lines({"a": ([1], [2])}, x="x", y="y", caption=caption),
-        viz.padded_batch([1, 2], caption=caption),
-        viz.request_rows(make_rows(), {0: 9}, caption=caption),
-        viz.input_metadata(worked_example(), caption=caption),
-        viz.radix_tree(make_tree(), caption=caption),
-    ]
-    for picture in pictures:
-        assert caption in texts(picture)
-        assert picture.alt.startswith(caption + " ")
+    bleach = pytest.importorskip("bleach")  # as GitHub and JupyterLab do
+    assert bleach.clean(folded["text/html"], tags={"details", "summary"}) == folded["text/html"]
+    monkeypatch.setattr(ipython, "get_ipython", object)  # a shell without a kernel
+    picture._ipython_display_()
+    assert capsys.readouterr().out.strip() == picture.alt
 
 
 @pytest.mark.slow
-def test_no_global_state_of_matplotlib_is_touched() -> None:
+def test_the_style_of_the_user_changes_no_picture_and_no_picture_changes_the_style() -> None:
+    before = digests()
+    lettering.measure.cache_clear()
+    lettering.font.cache_clear()
+    with matplotlib.rc_context(STYLE):
+        settings = dict(matplotlib.rcParams)
+        assert digests() == before
+        workers = [Worker(digests) for _ in range(2)]
+        assert [worker.result() for worker in workers] == [before] * 2, "threads draw, too"
+        assert dict(matplotlib.rcParams) == settings
+
+
+@pytest.mark.slow
+def test_matplotlib_is_imported_by_pictures_only_and_without_pyplot() -> None:
     code = (
         "import sys, nanoinfer; assert 'matplotlib' not in sys.modules\n"
-        "import matplotlib\n"
-        "def settings(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
-        "before = settings()\n"
         "from nanoinfer import viz; viz.bars({'a': 1}, unit='ms').png()\n"
-        "viz.lines({'a': ([1], [2])}, x='x', y='y').png()\n"
-        "assert settings() == before and 'matplotlib.pyplot' not in sys.modules"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.slow
-def test_without_matplotlib_the_import_says_what_to_install() -> None:
-    code = "import sys; sys.modules['matplotlib'] = None\nfrom nanoinfer import viz"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "nanoinfer.viz draws with matplotlib: pip install" in run.stderr.splitlines()[-1]
-
-
-def test_pictures_are_saved_as_png_only(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"path='.*a\.jpg': must end in \.png"):
-        viz.slot_map(make_pool(16)).save(tmp_path / "a.jpg")
-
-
-def test_what_the_font_cannot_draw_is_a_box_and_signs_of_mathematics_are_signs() -> None:
-    picture = viz.bars({"$x_1$ 中文": 1}, unit="$")
-    assert "$x_1$ ▯▯" in texts(picture)
-    picture.png()
+    run = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['matplotlib'] = None\nfrom nanoinfer import viz"],
+        capture_output=True,
+        text=True,
+    )
+    assert "pip install" in run.stderr.splitlines()[-1]

@@ -1,0 +1,215 @@
+"""What holds for every picture: its texts can be read, any text can be drawn, and what cannot be drawn is refused."""
+
+import textwrap
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer import LLM, SamplingParams, viz
+from nanoinfer.cache.block_events import block_hashes
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
+from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.loader import resolve_model_path
+from notebooks.course.replicas import ReplicaPass
+from tests.helpers.engines import greedy, make_engine
+from tests.helpers.pictures import (
+    assert_readable,
+    insert,
+    make_metadata,
+    make_pool,
+    make_rows,
+    make_tree,
+    named,
+    take,
+    texts,
+    worked_example,
+)
+
+STORY = ModelConfig.from_pretrained(resolve_model_path("story"))
+WIDE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
+
+
+def full_pool() -> viz.Picture:
+    pool = make_pool(256)
+    return viz.slot_map(pool, {f"request {i}": take(pool, 32) for i in range(8)})
+
+
+def deep_tree() -> viz.Picture:
+    tree = make_tree(6000)
+    for i in range(50):
+        insert(tree, [*range(3 * i + 3), 1000])
+    return viz.radix_tree(tree, decode=lambda ids: " " + " ".join(f"a{i}long·word" * 9 for i in ids))
+
+
+def blocks() -> viz.Picture:
+    rows, pool = ReqToTokenPool(2, 64), make_pool(256, page_size=64)
+    take(pool, 64)
+    rows.req_to_token[1, :20] = torch.arange(20)
+    return viz.block_rows(rows, pool, 1, 20, new=20, caption="C.")
+
+
+def running_engine() -> viz.Picture:
+    engine = LLM("story", max_total_tokens=128, max_running_requests=4, max_context_len=64).engine
+    for end in ("dog", "cat", "girl named Lily", "red ball", "fish", "bear"):
+        engine.add_request(f"Once upon a time there was a little {end}", SamplingParams(max_new_tokens=12))
+    for _ in range(7):
+        engine.step()
+    return viz.engine(engine)
+
+
+def hashes() -> viz.Picture:
+    tokenizer = LLM("story", max_total_tokens=64).tokenizer
+    assert tokenizer is not None
+    prompts = {"long": list(range(100, 145)), "short": range(9)}
+    return viz.hashed_blocks(prompts, 4, tokenizer, held=block_hashes(range(4), 4))
+
+
+def storeys() -> viz.Picture:
+    llm = LLM("story", max_total_tokens=64, max_context_len=64, host_cache_tokens=32)
+    llm.generate(list(range(100, 140)), SamplingParams(max_new_tokens=1), use_tqdm=False)
+    return viz.storeys(llm.engine.cache, {"a": range(100, 140), "b": range(960)})
+
+
+def metadata(prefix_lens: list[int], new_lens: list[int]) -> viz.Picture:
+    made = make_metadata(prefix_lens, new_lens, page_size=4)
+    return viz.input_metadata(made, tokens=[f" word{i}" for i in range(made.total_num_tokens)])
+
+
+PICTURES: dict[str, Callable[[], viz.Picture]] = {
+    "slots": full_pool,
+    "pages": lambda: viz.slot_map(make_pool(96, page_size=3), highlight=[3]),
+    "many slots": lambda: viz.slot_map(make_pool(100_000)),
+    "rows": lambda: viz.request_rows(make_rows(), {0: 9, 1: 14, 2: 177, 3: 40}, prefix_lens={1: 4, 2: 100}),
+    "no rows": lambda: viz.request_rows(make_rows(), {}),
+    "blocks": blocks,
+    "marks": lambda: viz.allocator_marks(SlotAllocator(3 * BLOCK), 3),
+    "tree": deep_tree,
+    "engine": running_engine,
+    "storeys": storeys,
+    "hashes": hashes,
+    "one mask": lambda: viz.extend_mask(worked_example(), tokens=["<s>", " ", *"1234512345"]),
+    "masks": lambda: viz.extend_mask(make_metadata([4, 600, 0], [5, 12, 5])),
+    "windows": lambda: viz.extend_mask(make_metadata([1500], [100]), sliding_window=300),
+    "metadata": lambda: metadata([4, 600, 0], [5, 12, 5]),
+    "many requests": lambda: metadata([10] * 12, [30] * 12),
+    "decode": lambda: viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE), fields="all"),
+    "padding": lambda: viz.padded_batch([1200, 3, 0, 400] * 8, labels=[f"a session, number {i}" for i in range(32)]),
+    "sessions": lambda: viz.session_steps([dict.fromkeys(range(k, k + 4), 0) for k in range(500)]),
+    "decoder": lambda: viz.decoder(STORY),
+    "bars": lambda: viz.bars({"a": 1, "b": 20}, unit="ms", compare="a", line_at=1),
+    "groups": lambda: viz.bars({"x": {"a": 1, "b": 2}, "y": {"a": 1, "c": 2}}, unit="ms", caption="C."),
+    "kernels": lambda: viz.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
+    "lanes": lambda: viz.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
+    "replicas": lambda: viz.replicas({"A": [ReplicaPass(0, 1, 30, 10, 1, 2)], "B": []}, ends={"A": 1}),
+    "wire": lambda: viz.wire([("text", b"x" * 54), ("numbers", np.array([13, 700, -1], "<i4"))]),
+    "split": lambda: viz.split_product(-np.ones(8), np.full((8, 8), -0.75), np.ones((8, 8)), 4, title="T"),
+    "split layer": lambda: viz.split_layer(ModelConfig(**(vars(STORY) | WIDE | {"head_dim": 128})), 4),
+    "attention": lambda: viz.attention_steps(*map(torch.ones, ((4,), (8, 4), (8, 4)))),
+    "one token": lambda: viz.attention_steps(torch.ones(1), torch.ones(1, 1), torch.ones(1, 1), newest=True),
+    "drafts": lambda: viz.drafted_text([([1000 + i], [1000 + i, i]) for i in range(150)]),
+    **{f"map {notebook}": partial(viz.engine_map, notebook) for notebook in range(1, 20)},
+}
+
+
+@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES.keys())
+def test_no_text_of_a_picture_lies_on_another_or_outside(draw: Callable[[], viz.Picture]) -> None:
+    assert_readable(draw())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["a\nb\tc\"'", "\x00\x1b[31m\x07\r", "中文", "🙂", "$x^2$ \\frac", "\ud800", ""])
+def test_texts_of_any_kind_are_drawn_on_one_line_without_a_warning(text: str) -> None:
+    engine = make_engine()
+    engine.add_request([97, 98, 99], greedy())
+    engine.step()
+    of_pass = viz.last_input_metadata(engine)
+    tokens = [text] * of_pass.total_num_tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for picture in (
+            viz.radix_tree(engine.radix_cache, decode=lambda ids: text * len(ids), title=text),
+            viz.input_metadata(of_pass, tokens=tokens, labels=[text], title=text),
+            viz.extend_mask(of_pass, tokens=tokens, labels=[text], title=text),
+            viz.slot_map(make_pool(4), {text: [0]}, title=text),
+            viz.bars({text: 1}, unit=text, title=text),
+            viz.lines({text: ([1], [2]), "b": ([1], [2])}, x=text, y=text, title=text),
+            viz.heat_map([[0.5]], [text], [text], title=text),
+        ):
+            picture.png()
+            assert not any(char in picture.alt for char in "\n\t\r\x00\x1b\ud800")
+
+
+def test_the_picture_that_the_documentation_writes_is_drawn() -> None:
+    assert viz.__doc__ is not None
+    lines = viz.__doc__.split("nothing has to know of it:\n")[1].split("\n- ")[0]
+    namespace: dict[str, Any] = {}
+    exec(textwrap.dedent(lines), namespace)
+    engine = make_engine()
+    for prompt in ([5] * 60, [6] * 40):
+        engine.add_request(prompt, greedy(2))
+    picture = namespace["queue"](engine)
+    assert picture.alt == "Waiting: request 0 with 60 tokens, request 1 with 40 tokens."
+    assert "2 requests in the queue" in texts(picture)
+    assert [shape.get_width() for shape in named(picture, "request")] == [240, 160]
+
+
+given: Any = viz  # what has the wrong type, too
+MASK = torch.ones(1, 3).bool()
+ROOF = {"flop_per_second": 1e11, "bytes_per_second": 1e10}
+
+
+@pytest.mark.parametrize(
+    ("draw", "field"),
+    [
+        (lambda: given.slot_map(3), "token_to_kv_pool"),
+        (lambda: given.slot_map(make_pool(4), {"a": [4]}), "owners.*4"),
+        (lambda: given.slot_map(make_pool(4), highlight=[-1]), "highlight.*-1"),
+        (lambda: given.request_rows(make_rows(), {4: 1}), "seq_lens.*4"),
+        (lambda: given.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
+        (lambda: given.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
+        (lambda: given.radix_tree({}), "radix_cache"),
+        (lambda: given.radix_tree(make_tree(), highlight=3), "highlight"),
+        (lambda: given.engine(3), "engine"),
+        (lambda: given.allocator_marks(3), "allocator"),
+        (lambda: given.storeys(make_engine().cache, {"A": [1]}), "cache"),
+        (lambda: given.input_metadata(None), "metadata"),
+        (lambda: given.input_metadata(worked_example(), fields="slots"), "fields.*slots"),
+        (lambda: given.input_metadata(worked_example(), tokens=["a"]), "tokens"),
+        (lambda: given.extend_mask(worked_example(), labels=["a", "b"]), "labels"),
+        (lambda: given.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),
+        (lambda: given.attention_mask(torch.ones(3, 3), prefix_len=0), "mask"),
+        (lambda: given.attention_mask(MASK, prefix_len=1), "mask|prefix_len"),
+        (lambda: given.adapter_rows(make_engine(), "lm_head"), "engine"),
+        (lambda: given.verify_rows(make_engine()), "engine"),
+        (lambda: given.drafted_text([([], [1]), ([5], [6, 7])]), r"passes\[1\]"),
+        (lambda: given.padded_batch([3, -1]), "sessions_or_lens.*-1"),
+        (lambda: given.session_steps([]), "steps"),
+        (lambda: given.bars({"a": -1}, unit="ms"), "values.*-1"),
+        (lambda: given.bars({"a": 1}, unit="ms", compare="b"), "compare='b'"),
+        (lambda: given.lines({"a": ([1, 2], [1])}, x="x", y="y"), "series"),
+        (lambda: given.lines({"a": ([0, 2], [1, 1])}, x="x", y="y", log=True), "series"),
+        (lambda: given.heat_map([[1.5]], ["a"], ["b"]), "values"),
+        (lambda: given.heat_map([[0.5]], ["a", "b"], ["c"]), "values"),
+        (lambda: given.roofline([("a", 1, 0, 1)], **ROOF), r"passes\[0\].*bytes"),
+        (lambda: given.product_roofline({"a": [("T = 1", 0, 1, 1)]}, **ROOF), "products"),
+        (lambda: given.kernel_times({"a": ([("k", "m", 0.0, 2.0)], 1.0)}), "passes"),
+        (lambda: given.lanes([("a", "x", 2, 1)], unit="ms"), r"spans\[0\]"),
+        (lambda: given.replicas({"A": []}), "passes"),
+        (lambda: given.wire([("a", "text")]), r"parts\[0\]"),
+        (lambda: given.decoder("story"), "config"),
+        (lambda: given.split_layer(STORY, 5), "parts=5"),
+        (lambda: given.split_product(np.ones(4), np.ones((4, 6)), np.ones((6, 3)), 4), "parts=4"),
+        (lambda: given.attention_steps([1.0], [[1.0, 2.0]], [[1.0]]), "keys"),
+        (lambda: given.engine_map("kernel"), "here.*kernel"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(draw: Any, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        draw()

@@ -1,0 +1,260 @@
+"""Pictures of pools, rows and the radix tree show what these objects hold."""
+
+import inspect
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+
+from nanoinfer import LLM, SamplingParams, viz
+from nanoinfer.cache import radix_cache
+from nanoinfer.cache.block_events import block_hashes
+from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
+from nanoinfer.viz.palette import REQUESTS, ROLES, request_style
+from tests.helpers.engines import greedy, make_engine, serve
+from tests.helpers.pictures import faces, insert, make_pool, make_rows, make_tree, named, take, texts
+from tests.helpers.storeys import disk_of, storey_of
+
+FREE, TREE, LOCKED, LEAKED, CONFLICT, IN_USE, PADDING, LEFTOVER, NEW, HIGHLIGHT = (
+    ROLES[role].face
+    for role in (
+        *("free", "tree", "tree_locked", "leaked", "conflict", "in_use", "padding", "leftover", "new", "highlight"),
+    )
+)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_have_the_look_of_their_owner_and_are_counted() -> None:
+    pool = make_pool(64)
+    picture = viz.slot_map(pool, {"request 1": take(pool, 7), "request 2": take(pool, 12)})
+    assert [faces(picture, f"slot {i}")[0] for i in range(64)] == (
+        [REQUESTS[1].face] * 7 + [REQUESTS[2].face] * 12 + [FREE] * 45
+    )
+    assert picture.alt == "64 slots: 45 free, 7 request 1, 12 request 2."
+
+
+def test_mistakes_are_seen_slots_without_an_owner_and_slots_of_several() -> None:
+    tree = make_tree(16)
+    insert(tree, [1, 2, 3])
+    pool = tree.token_to_kv_pool
+    a, b, leaked = take(pool, 3).tolist()
+    picture = viz.slot_map(pool, {"request 1": [a, b, b, 2, 9]}, radix_cache=tree)
+    looks = {slot: faces(picture, f"slot {slot}")[0] for slot in range(10)}
+    assert {slot for slot, face in looks.items() if face == CONFLICT} == {2, b, 9}, "one is free, one the tree's"
+    assert [slot for slot, face in looks.items() if face == LEAKED] == [leaked]
+    many = make_pool(100_000)
+    assert faces(viz.slot_map(many, {"request 1": take(many, 5000)[:-1]}), "slots 4992-5007") == [LEAKED]
+
+
+def test_slots_of_a_tree_are_locked_or_not_and_slots_without_given_owners_are_in_use() -> None:
+    tree = make_tree(32)
+    tree.inc_lock_ref(insert(tree, [1, 2, 3]))
+    insert(tree, [1, 2, 3, 4, 5])
+    picture = viz.slot_map(tree.token_to_kv_pool, radix_cache=tree)
+    assert [faces(picture, f"slot {i}")[0] for i in range(8)] == [LOCKED] * 3 + [FREE] * 3 + [TREE] * 2
+    pool = make_pool(16)
+    take(pool, 3)
+    assert faces(viz.slot_map(pool), "slot 2") == [IN_USE]
+
+
+def test_slots_that_several_may_have_show_all_of_them() -> None:
+    pool = make_pool(16)
+    take(pool, 6)
+    picture = viz.slot_map(pool, {"row 0": [0, 1, 2, 3], "row 1": [0, 1, 4, 5]}, shared=True)
+    assert (faces(picture, "slot 1"), faces(picture, "slot 1 and 1")) == ([REQUESTS[0].face], [REQUESTS[1].face])
+
+
+@pytest.mark.parametrize("size", [5_000, 100_000])
+def test_the_area_of_a_large_map_is_what_is_free(size: int) -> None:
+    pool = make_pool(size)
+    picture = viz.slot_map(pool, {"request 0": take(pool, size * 3 // 5)})
+    areas = [(to_hex(cell.get_facecolor()), cell.get_width() * cell.get_height()) for cell in named(picture, "slots ")]
+    assert sum(area for face, area in areas if face == FREE) / sum(area for _, area in areas) == pytest.approx(0.4)
+
+
+def test_a_page_is_never_broken_at_the_end_of_a_line() -> None:
+    pool = make_pool(96, page_size=3)
+    picture = viz.slot_map(pool, {"request 0": take(pool, 6)}, highlight=[5])
+    lines = {cell.get_gid(): cell.get_y() for cell in named(picture, "slot ")}
+    assert all(len({lines[f"slot {start + i}"] for i in range(3)}) == 1 for start in range(0, 96, 3))
+    assert HIGHLIGHT in {to_hex(cell.get_edgecolor()) for cell in picture.findobj(Rectangle)}
+
+
+def test_the_allocators_search_ends_at_the_first_free_mark_and_nothing_is_taken() -> None:
+    allocator = SlotAllocator(3 * BLOCK)
+    slots = allocator.alloc(2 * BLOCK + 10)
+    assert slots is not None
+    allocator.free(slots[[BLOCK + 4, BLOCK + 5, BLOCK + 8, BLOCK + 14]])
+    before = allocator.free_slots().tolist()
+    picture = viz.allocator_marks(allocator, 3)
+    block, mark = (named(picture, name)[0] for name in ("found block", "found mark"))
+    assert block.get_x() == pytest.approx(named(picture, "block 1")[0].get_x() + 1)
+    assert mark.get_x() == pytest.approx(named(picture, f"mark {BLOCK + 4}")[0].get_x() + 1)
+    assert allocator.free_slots().tolist() == before
+    taken = allocator.alloc(3)
+    assert taken is not None
+    for slot in taken.tolist():
+        was, now = faces(picture, f"mark {slot}")
+        assert was == FREE != now
+    assert "None" in viz.allocator_marks(SlotAllocator(8), 9).alt
+    pool = make_pool(32, page_size=4)
+    take(pool, 8)
+    assert [faces(viz.allocator_marks(pool), f"mark {i}") for i in (1, 2)] == [[IN_USE], [FREE]]
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_show_slots_of_the_tree_of_the_request_and_entries_that_are_not_in_use() -> None:
+    picture = viz.request_rows(make_rows(), {0: 6, 1: 14}, prefix_lens={1: 4}, allocated_lens={0: 8, 1: 14})
+    rows = [[faces(picture, f"row {row} {i}")[0] for i in range(16)] for row in (0, 1)]
+    assert rows == [
+        [LOCKED] * 4 + [REQUESTS[0].face] * 2 + [PADDING] * 2 + [LEFTOVER] * 8,
+        [LOCKED] * 4 + [REQUESTS[1].face] * 10 + [LEFTOVER] * 2,
+    ]
+    assert texts(picture).count("–") == 10, "an entry that is not in use is no slot 0"
+
+
+def test_a_slot_that_several_rows_name_looks_the_same_in_each_of_them() -> None:
+    picture = viz.request_rows(make_rows(), {0: 9, 1: 14})
+    for row, position in ((row, position) for row in (0, 1) for position in range(4)):
+        assert faces(picture, f"row {row} {position}") == [REQUESTS[0].face]
+        assert faces(picture, f"row {row} {position} and 1") == [REQUESTS[1].face]
+    assert not named(picture, "row 0 4 and")
+    long = viz.request_rows(make_rows(), {0: 9, 2: 177})
+    assert {"0-8", "9-176"} <= set(texts(long)), "a long row is drawn as runs"
+    assert faces(long, "row 2 run and 1") == faces(long, "row 0 run and 1") == [REQUESTS[2].face]
+
+
+def test_what_a_request_fetched_is_drawn_among_the_trees_slots() -> None:
+    engine = make_engine(slots=56, host_cache_tokens=64)
+    storey_of(engine)
+    serve(engine, [*range(40)], [*range(60, 100)], max_new_tokens=1)
+    engine.add_request([*range(40), 3], greedy(5))
+    engine.step()
+    assert "(32 came back from host memory)" in viz.engine(engine).alt
+
+
+def test_a_request_is_drawn_as_slots_as_blocks_and_in_the_buffer() -> None:
+    rows, pool = ReqToTokenPool(3, 64), make_pool(32, page_size=4)
+    take(pool, 12)
+    rows.req_to_token[1, :6] = torch.tensor([8, 9, 10, 11, 0, 1], dtype=torch.int32)
+    picture = viz.block_rows(rows, pool, 1, 6, new=1)
+    own = request_style(1).face
+    assert [faces(picture, f"row {n}")[0] for n in range(6)] == [*[own] * 5, NEW]
+    assert [faces(picture, f"table {i}")[0] for i in range(2)] == [own] * 2
+    assert {"block 2", "block 0"} <= set(texts(picture))
+    looks = {slot: faces(picture, f"slot {slot}")[0] for slot in (8, 0, 1, 2, 4, 12)}
+    assert looks == {8: own, 0: own, 1: NEW, 2: PADDING, 4: IN_USE, 12: FREE}
+
+
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_show_tokens_slots_and_locks() -> None:
+    tree = make_tree()
+    insert(tree, range(1, 17))
+    match = tree.match_prefix(range(1, 8))
+    tree.inc_lock_ref(match.last_node)
+    insert(tree, [104, 105], "adapter")
+    picture = viz.radix_tree(tree, highlight=match)
+    assert {"1 2 3 4 5 6 7", "7 tokens · slots 0-6", "9 tokens · slots 7-15", "extra_key='adapter'"} <= set(
+        texts(picture)
+    )
+    assert sorted(to_hex(node.get_facecolor()) for node in named(picture, "node")) == sorted([LOCKED, TREE, TREE])
+    assert picture.alt.endswith("marked: 1 node of 7 tokens.")
+    assert "hi" in texts(viz.radix_tree(tree, decode=lambda ids: bytes(ids).decode()))
+    assert "root" in texts(viz.radix_tree(make_tree()))
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo"])
+def test_the_node_marked_to_go_next_is_the_one_that_goes(policy: str) -> None:
+    tree = RadixCache(ReqToTokenPool(1, 8), make_pool(64), policy=policy)
+    for first in (1, 2, 3):
+        insert(tree, [first, 7])
+    for first in (1, 1, 2, 3, 3):
+        tree.match_prefix([first, 7])
+    said = next(part for part in viz.radix_tree(tree).alt.split(";") if "next to evict" in part)
+    first = int(said.split("[")[1].split()[0])
+    tree.evict(1)
+    assert tree.match_prefix([first, 7]).indices.tolist() == []
+    assert "next to evict" not in viz.radix_tree(tree, tell_next=False).alt
+
+
+def test_of_a_large_tree_what_is_marked_is_drawn_and_the_rest_is_counted() -> None:
+    tree = make_tree()
+    nodes = [insert(tree, [1, 2, 3, 100 + i, 5, 6, 7, 200 + j, 8]) for i in range(5) for j in range(8)]
+    picture = viz.radix_tree(tree, highlight=nodes[-1])
+    left_out = [int(text.split()[1]) for text in texts(picture) if "more node" in text]
+    assert len(named(picture, "node")) + sum(left_out) == 46
+    assert HIGHLIGHT in {to_hex(patch.get_edgecolor()) for patch in picture.findobj(Rectangle)}
+    for a, b in combinations(named(picture, "node"), 2):
+        apart = a.get_x() + a.get_width() <= b.get_x() or b.get_x() + b.get_width() <= a.get_x()
+        assert apart or a.get_y() + a.get_height() <= b.get_y() or b.get_y() + b.get_height() <= a.get_y()
+
+
+def test_a_tree_of_a_class_grown_in_a_notebook_is_drawn_like_the_packages() -> None:
+    notebook: dict[str, type[RadixCache]] = {"__name__": "__main__"}  # type: ignore[dict-item]
+    exec(inspect.getsource(radix_cache), notebook)
+    pictures = []
+    for cls in (notebook["RadixCache"], RadixCache):
+        tree = cls(ReqToTokenPool(1, 16), make_pool(16))
+        insert(tree, [1, 2, 3])
+        insert(tree, [1, 2, 4, 5])
+        pictures.append(viz.radix_tree(tree, highlight=tree.match_prefix([1, 2, 3])).png())
+    assert notebook["RadixCache"] is not RadixCache
+    assert pictures[0] == pictures[1]
+
+
+# --- storeys and blocks ----------------------------------------------------------------------------------------------
+
+
+def test_each_storey_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_path: Path, patient_files: None) -> None:
+    llm = LLM("story", max_total_tokens=96, max_context_len=80, host_cache_tokens=32, cache_dir=tmp_path)
+    disk = disk_of(llm.engine)
+    prompts = {"A": [5, *range(100, 163)], "B": [5, *range(200, 263)]}
+    for tokens in prompts.values():
+        llm.generate(tokens, SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True), use_tqdm=False)
+    llm.save_cache()
+    cache = llm.engine.cache
+    assert cache.storey is not None
+    index = cache.storey.index
+
+    def uses() -> tuple[list[int | None], list[int]]:
+        return [block.start for block in index], [node.last_access_time for _, node in cache.radix_cache.nodes()]
+
+    before = uses()
+    picture = viz.storeys(cache, prompts)
+    assert uses() == before
+    for label, tokens in prompts.items():
+        ids, starts = np.array(tokens, np.int64), range(0, len(tokens), 16)
+        assert len(named(picture, f"{label} pool")) == (cache.radix_cache.peek_prefix(ids, None)[0] > 0)
+        for name, storey in (("host memory", index), ("files", disk)):
+            held = sum(storey.reach(ids[: at + 16], None, at) > at for at in starts)
+            assert len(named(picture, f"{label} {name}")) == held
+
+
+def test_a_block_has_its_hash_and_equal_beginnings_are_shared() -> None:
+    tokenizer = LLM("story", max_total_tokens=64).tokenizer
+    assert tokenizer is not None
+    one, other = list(range(100, 110)), [*range(100, 104), *range(200, 208)]
+    hashes = block_hashes(one, 4)
+    picture = viz.hashed_blocks({"one": one, "other": other}, 4, tokenizer, held=hashes[:1])
+    assert (len(named(picture, "one block")), len(named(picture, "other block"))) == (2, 3)
+    assert {f"{block >> 48:04x}" for block in hashes} <= set(texts(picture))
+    assert (
+        [faces(picture, f"{name} block 0") for name in ("one", "other")]
+        == [[TREE]] * 2
+        != faces(picture, "one block 1")
+    )
+    assert picture.alt.count("1 block shared") == 2
+    apart = viz.hashed_blocks({"one": one, "theirs": one}, 4, tokenizer, extra_keys={"theirs": "tenant"})
+    assert apart.alt.count("0 blocks shared") == 2
