@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
-from nanoinfer.requests.keywords import class_keywords
+from nanoinfer.requests.keywords import with_aliases
 
 MOST_DRAFT_TOKENS = 64
 OPTIONAL = ("chunked_prefill_size", "max_queue", "host_cache_tokens", "cache_dir_max_bytes")
 MOST_ADAPTERS = 65_536  # each place takes memory in every layer
 
 
-@class_keywords()
+@with_aliases
 @dataclass(frozen=True)
 class EngineConfig:
     """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range.

@@ -12,7 +12,6 @@ from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS, read_adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.loader import BUNDLED_ROOTS
-from nanoinfer.requests.translations import NamedAdapter
 from nanoinfer.threads.signals import uninterrupted
 
 BASE = "base"  # what callers may say in place of None
@@ -95,20 +94,6 @@ class Adapters(Mapping[str, Adapter]):
                 f"adapter {name!r}: {len(self._loaded)} are loaded, must not exceed the {self._most} that there is room "
                 "for; unload one first"
             )
-
-    def loaded(self, wanted: NamedAdapter) -> Adapter:
-        """The adapter that a request brings with it, loaded now if it is not yet. AdapterError as `load`, or if another one
-        has its name."""
-        if wanted.name not in self._loaded:
-            try:
-                return self.load(wanted.name, wanted.path)
-            except AdapterError:
-                if wanted.name not in self._loaded:  # otherwise another thread was faster
-                    raise
-        adapter = self._loaded[wanted.name]
-        if adapter.path != Path(str(bundled_adapter(wanted.path) or wanted.path)):
-            raise AdapterError(f"adapter {wanted.name!r}: is loaded already, from {adapter.path}; unload it first")
-        return adapter
 
     def unload(self, name: str) -> Adapter:
         """Forget an adapter. No request may use it any more. AdapterError if there is none of this name."""

@@ -46,15 +46,7 @@ class OneLineErrorParser(argparse.ArgumentParser):
         known = word in options or (len(word) > len("--n") and any(option.startswith(word) for option in options))
         if not word.startswith("--") or " " in word or known:
             return  # not an option (a text may begin with dashes), or a known one, perhaps abbreviated to several letters
-        from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ELSEWHERE, SAMPLING_ALIASES, SAMPLING_ELSEWHERE
-
-        name = word.removeprefix("--").replace("-", "_")
-        other = (SAMPLING_ALIASES | LLM_ALIASES).get(name, name)
-        ours = f"--{other if isinstance(other, str) else name}".replace("_", "-")
-        close = [ours] if ours in options else get_close_matches(ours, options, 1, 0.75)
-        advice = [f"did you mean {option}?" for option in close]
-        if (elsewhere := (SAMPLING_ELSEWHERE | LLM_ELSEWHERE).get(name)) is not None:
-            advice = [elsewhere.sentence]
+        advice = [f"did you mean {option}?" for option in get_close_matches(word, options, 1, 0.75)]
         self.error("; ".join([f"unrecognized argument: {word}", *advice]))
 
     def error(self, message: str) -> NoReturn:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.ranks import world_size
 from nanoinfer.registry import REGISTRIES
-from nanoinfer.requests.aliases import LLM_ALIASES, SAMPLING_ALIASES
 from nanoinfer.requests.default_numbers import DefaultFloat
+from nanoinfer.requests.keywords import ALIASES
 
 if TYPE_CHECKING:
     from nanoinfer import LLM, SamplingParams
@@ -258,7 +258,7 @@ def add_options(
 
 def other_flags(name: str, parser: argparse.ArgumentParser) -> list[str]:
     """What other engines call the option `name`, as flags that `parser` does not have. `--seed` is always a request's."""
-    flags = [f"--{other.replace('_', '-')}" for other, ours in (SAMPLING_ALIASES | LLM_ALIASES).items() if ours == name]
+    flags = [f"--{other.replace('_', '-')}" for other, ours in ALIASES.items() if ours == name]
     return [flag for flag in flags if flag not in (*parser._option_string_actions, "--seed")]
 
 

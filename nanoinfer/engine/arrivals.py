@@ -15,7 +15,6 @@ from nanoinfer.requests.continuation import replay
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_group import RequestGroup
-from nanoinfer.requests.translations import NamedAdapter
 
 
 class Arrivals:
@@ -72,8 +71,6 @@ class Arrivals:
 
     def _find_adapter(self, request: Request) -> Adapter | None:
         try:
-            if isinstance(request.adapter, NamedAdapter):
-                return self._adapters.loaded(request.adapter)
             return self._adapters.find(request.adapter)
         except AdapterError as error:
             raise InvalidRequestError(f"{request.name}: {error}") from error

@@ -25,7 +25,6 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_group import RequestGroup
-from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler
@@ -97,7 +96,6 @@ class Engine(EngineUpkeep):
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    @request_keywords(last="submit")
     def add_request(
         self,
         prompt: Prompt,
@@ -119,7 +117,7 @@ class Engine(EngineUpkeep):
         """
         self._by_hand.check()
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
-        return self.prepare(request)  # type: ignore[return-value]  # then the decorator calls `submit`
+        return self.submit(self.prepare(request))
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue

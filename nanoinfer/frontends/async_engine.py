@@ -24,14 +24,12 @@ from nanoinfer.frontends.async_door import AsyncDoor
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
-from nanoinfer.requests.keywords import keywords
+from nanoinfer.requests.keywords import with_aliases
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
-from nanoinfer.requests.request_keywords import request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.requests.translations import NamedAdapter
 
 T = TypeVar("T")
 SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so
@@ -50,7 +48,6 @@ class AsyncEngine:
     StepFailedError, and the engine continues.
     """
 
-    @keywords({"model": "llm", "model_path": "llm"})
     def __init__(self, llm: LLM | Engine | str | Path, **options: Any):
         self.llm = load_or_take(llm, options)
         self._owns_engine = self.llm is not llm
@@ -87,7 +84,7 @@ class AsyncEngine:
 
     # --- for coroutines ----------------------------------------------------------------------------------------------
 
-    @request_keywords()
+    @with_aliases
     async def add(
         self,
         prompt: Prompt,
@@ -134,7 +131,7 @@ class AsyncEngine:
         """As `Engine.unload_adapter`."""
         await asyncio.to_thread(self._engine.unload_adapter, name)
 
-    @request_keywords()
+    @with_aliases
     async def stream(
         self,
         prompt: Prompt,
@@ -156,7 +153,7 @@ class AsyncEngine:
         finally:
             stream.close()
 
-    @request_keywords()
+    @with_aliases
     async def generate(
         self,
         prompt: Prompt,
@@ -174,7 +171,7 @@ class AsyncEngine:
         finally:
             stream.close()
 
-    @request_keywords()
+    @with_aliases
     async def chat(
         self,
         messages: Messages,
@@ -191,7 +188,7 @@ class AsyncEngine:
         prompt = await asyncio.to_thread(self.chat_prompt, messages, chat_template_kwargs)
         return await self.generate(prompt, params, extra_key=extra_key, name=name, timeout_s=timeout_s, adapter=adapter)
 
-    @request_keywords()
+    @with_aliases
     async def stream_chat(
         self,
         messages: Messages,
@@ -265,9 +262,7 @@ class AsyncEngine:
 
 
 def _takes_long(requests: Sequence[Request]) -> bool:
-    """True when preparing them could keep other coroutines waiting: long texts, a grammar that has to be compiled,
-    or an adapter that has to be loaded."""
+    """True when preparing them could keep other coroutines waiting: long texts, or a grammar that has to be compiled."""
     texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
     params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
-    brought = any(isinstance(request.adapter, NamedAdapter) for request in requests)
-    return brought or texts > SHORT_TEXT or any(settings.has_grammar for settings in params)
+    return texts > SHORT_TEXT or any(settings.has_grammar for settings in params)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +25,12 @@ from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.cuda_passes import select_captured_passes
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.aliases import LLM_ALIASES, LLM_ATTRIBUTES, LLM_ELSEWHERE
 from nanoinfer.requests.chat import Messages
-from nanoinfer.requests.keywords import attribute_answers, keywords
+from nanoinfer.requests.keywords import with_aliases
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.progress import Progress
 from nanoinfer.requests.request import Prompt, Request, got, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
-from nanoinfer.requests.request_keywords import IN_PARAMS, request_keywords
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.threads.signals import uninterrupted
@@ -43,7 +42,6 @@ OneParams = SamplingParams | Mapping[str, Any]
 Params = OneParams | Sequence[OneParams] | None
 
 
-@attribute_answers(LLM_ATTRIBUTES)
 class LLM:
     """A model and the engine that serves it. All methods may be called from any thread, and calls are batched together.
 
@@ -70,10 +68,10 @@ class LLM:
       SamplingParams' own defaults do.
     - `trace`: True keeps a record of every step in the attribute `trace` (see nanoinfer/trace/), which is None otherwise.
     - For the rest, see EngineConfig. Names from vLLM and SGLang with the same meaning also work (`max_model_len`, `seed`,
-      ...; see requests/aliases.py). UnknownArgumentError for any other name.
+      ...; see requests/keywords.py). UnknownArgumentError for any other name.
     """
 
-    @keywords(LLM_ALIASES, IN_PARAMS | LLM_ELSEWHERE, more=[field.name for field in fields(EngineConfig)])
+    @partial(with_aliases, more=[field.name for field in fields(EngineConfig)])
     def __init__(
         self,
         model: str | Path,
@@ -146,7 +144,7 @@ class LLM:
             self.trace = Recorder(self.engine).trace
         self._calls = Calls(self.engine)
 
-    @request_keywords(prompt="prompts", prompt_token_ids="prompts", input_ids="prompts")
+    @with_aliases
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -177,7 +175,7 @@ class LLM:
         ]
         return self._finish(groups, show_progress=use_tqdm and not single)
 
-    @request_keywords()
+    @with_aliases
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -208,12 +206,12 @@ class LLM:
         options: Any = {"timeout_s": timeout_s, "adapter": adapter, "extra_key": extra_key}
         return self.generate(prompts, params, use_tqdm=use_tqdm and not single, **options)
 
-    @request_keywords()
+    @with_aliases
     def chat_prompt(self, messages: Messages, chat_template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation up to the assistant's next turn, for `generate` and `stream`."""
         return self.engine.builder.chat_prompt(messages, chat_template_kwargs, self.config.max_context_len)
 
-    @request_keywords(prompt_token_ids="prompt", input_ids="prompt")
+    @with_aliases
     def stream(
         self,
         prompt: Prompt,
@@ -231,7 +229,7 @@ class LLM:
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, adapter=adapter)
         return self._stream(self.engine.prepare(request))
 
-    @request_keywords()
+    @with_aliases
     def stream_chat(
         self,
         messages: Messages,

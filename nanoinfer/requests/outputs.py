@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NoReturn
 
 import numpy as np
 
-from nanoinfer.requests.aliases import COMPLETION_ATTRIBUTES, OUTPUT_ATTRIBUTES
-from nanoinfer.requests.keywords import attribute_answers
 from nanoinfer.requests.req import FinishReason
 
 
@@ -18,7 +15,6 @@ def tokens_by_tier(cached_tokens: int, fetched: Mapping[str, tuple[int, int]]) -
     return {"device": cached_tokens - sum(below.values()), "host": 0, "disk": 0} | below
 
 
-@attribute_answers(COMPLETION_ATTRIBUTES)
 @dataclass(frozen=True, eq=False)
 class CompletionOutput:
     """The state of one completion after a step; later steps do not change it.
@@ -64,7 +60,6 @@ class CompletionOutput:
         return None if self.logprobs is None else sum(next(iter(entry.values())) for entry in self.logprobs if entry)
 
 
-@attribute_answers(OUTPUT_ATTRIBUTES)
 @dataclass(frozen=True)
 class RequestOutput:
     """A request after a step. `text`, `token_ids`, `finish_reason`, `stop_reason` and `logprobs` are those of the first of
@@ -148,6 +143,3 @@ class RequestOutput:
     @property
     def accepted_tokens(self) -> int:
         return sum(output.accepted_tokens for output in self.outputs)
-
-    def __getitem__(self, name: object) -> NoReturn:
-        raise TypeError(f"an output has attributes: use output.{name}")

@@ -8,7 +8,6 @@ import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.requests.translations import NamedAdapter
 
 Prompt = str | Sequence[int] | np.ndarray
 PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a mapping that is a prompt; ids count if there are both
@@ -33,7 +32,7 @@ class Request:
     extra_key: Hashable = None
     timeout_s: float | None = None
     name: str = "prompt"
-    adapter: str | NamedAdapter | None = None
+    adapter: str | None = None
     output_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:

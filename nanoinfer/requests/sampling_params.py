@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
 from nanoinfer.requests.default_numbers import Default, DefaultFloat, DefaultInt
 from nanoinfer.requests.grammar_fields import check_grammars, grammar_texts
-from nanoinfer.requests.keywords import class_keywords
+from nanoinfer.requests.keywords import with_aliases
 
 if TYPE_CHECKING:
     import torch  # what only hands requests on needs none
@@ -27,7 +26,7 @@ BOOL_FIELDS = (
 REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
-@class_keywords(SAMPLING_ALIASES, SAMPLING_ELSEWHERE)
+@with_aliases
 @dataclass(frozen=True)
 class SamplingParams:
     """Checked on construction: ValueError naming the field for a value that is out of range, NaN or contradicts another.
@@ -74,7 +73,7 @@ class SamplingParams:
     its generation_config.json has one (see `generation_config` of LLM).
 
     `stop`, `stop_token_ids` and `logits_processors` may be None, which means none. Names from vLLM and SGLang with the same
-    meaning also work (`max_tokens`, `min_tokens`, ...; see aliases.py). UnknownArgumentError for any other name, and for a
+    meaning also work (`max_tokens`, `min_tokens`, ...; see keywords.py). UnknownArgumentError for any other name, and for a
     field that is given under two names.
     """
 

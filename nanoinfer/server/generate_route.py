@@ -6,12 +6,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from nanoinfer.requests.aliases import SAMPLING_ALIASES, SAMPLING_ELSEWHERE
-from nanoinfer.requests.keywords import Elsewhere
+from nanoinfer.requests.keywords import ALIASES, Elsewhere
 from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.completion_request import Prompts, several_prompts
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import Label, Strict, note_ignored
+from nanoinfer.server.fields import UNSUPPORTED, Label, Strict, note_ignored
 from nanoinfer.server.generate_response import GenerateShape
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.hints import did_you_mean
@@ -22,7 +21,7 @@ from nanoinfer.server.to_params import OURS, Given, make_params, token_biases
 from nanoinfer.server.wishes import encode_prompts
 
 DEFAULT_TOKENS = 128  # SGLang's
-KNOWN = {*OURS, *SAMPLING_ALIASES, *SAMPLING_ELSEWHERE}
+KNOWN = {*OURS, *(theirs for theirs, ours in ALIASES.items() if ours in OURS)}
 MOST_PARAMS = 100  # fields of sampling_params; there are fewer
 Ids = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})]
 
@@ -102,7 +101,10 @@ async def _wish(service: Service, body: GenerateRequest) -> tuple[Wish, bool]:
 def _sampling_fields(given: dict[str, Any]) -> dict[str, Any]:
     """The fields that SamplingParams may judge. Null means absent, and what resembles none of theirs is ignored."""
     fields = {name: value for name, value in given.items() if value is not None}
-    for name in [name for name in fields if name not in KNOWN and not did_you_mean(name, KNOWN)]:
-        note_ignored(name)
-        del fields[name]
+    for name in [name for name in fields if name not in KNOWN]:
+        if name in UNSUPPORTED and not UNSUPPORTED[name].accepts(fields[name]):
+            raise bad_request(f"{name}: is not supported: {UNSUPPORTED[name].sentence}", name)
+        if name in UNSUPPORTED or not did_you_mean(name, KNOWN):
+            note_ignored(name)
+            del fields[name]
     return fields

@@ -164,10 +164,7 @@ def test_nothing_is_queued_when_a_handler_raises_in_add_request(monkeypatch: pyt
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("names", ["params", "sampling_params"])
-def test_a_request_is_queued_only_if_its_caller_gets_the_id(
-    monkeypatch: pytest.MonkeyPatch, number: int, names: str
-) -> None:
+def test_a_request_is_queued_only_if_its_caller_gets_the_id(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The signal comes as `submit` returns, when its variables are deleted: by C code, so that its handler has not run
     yet. From there to the caller's variable, there must be no place where Python would run it."""
 
@@ -188,10 +185,7 @@ def test_a_request_is_queued_only_if_its_caller_gets_the_id(
 
     monkeypatch.setattr(engine, "submit", interrupted)
     with pytest.raises(Interrupted):  # noqa: PT012 - it is raised by the last statement
-        if names == "params":
-            returned = engine.add_request([5], params=greedy(2))
-        else:
-            returned = engine.add_request([5], sampling_params=greedy(2))  # type: ignore[call-arg]
+        returned = engine.add_request([5], params=greedy(2))
         str(returned)
     assert list(engine.open_requests.groups) == [returned]
 

@@ -81,19 +81,15 @@ def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., P
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name"),
     [
-        (lambda: AsyncEngine(5), r"^llm=5: must be an LLM, an Engine, or a model's name"),  # type: ignore[arg-type]
-        (
-            lambda: AsyncEngine(make_engine(), max_queue=5),
-            "^max_queue: options are only for a model that is loaded here",
-        ),
-        (lambda: AsyncEngine("no/such", max_que=5), r"^LLM: no argument 'max_que'; did you mean 'max_queue'"),
-        (lambda: AsyncEngine(model="no/such", max_que=5), "^LLM: "),  # type: ignore[call-arg]
+        (lambda: AsyncEngine(5), "llm=5"),  # type: ignore[arg-type]
+        (lambda: AsyncEngine(make_engine(), max_queue=5), "max_queue"),
+        (lambda: AsyncEngine("no/such", max_que=5), "max_queue"),
     ],
 )
-def test_an_async_engine_says_what_it_can_be_made_of(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_an_async_engine_refuses_by_name_what_it_cannot_be_made_of(make: Callable[[], Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         make()
 
 
@@ -105,7 +101,6 @@ def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) 
         max_num_seqs=2,
         block_size=4,
         dtype="auto",
-        trust_remote_code=False,
         tensor_parallel_size=1,
         max_total_tokens=128,
     )

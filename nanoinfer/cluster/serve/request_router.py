@@ -12,7 +12,6 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from nanoinfer.cluster.policy import RoutedRequest
 from nanoinfer.cluster.serve.fleets import fleet_named
 from nanoinfer.cluster.serve.messages import Addressed, Call
-from nanoinfer.requests.translations import NamedAdapter
 
 
 class FleetRouter(RequestRouter):
@@ -46,5 +45,4 @@ def routed(call: Call) -> RoutedRequest:
     first = call.requests[0]
     tokens = [*first.prompt, *first.output_ids]
     left = sum((request.params.max_new_tokens or 0) - len(request.output_ids) for request in call.requests)
-    adapter = first.adapter.name if isinstance(first.adapter, NamedAdapter) else first.adapter
-    return RoutedRequest(call.call_id, tokens, max(left, 1), first.extra_key, adapter)
+    return RoutedRequest(call.call_id, tokens, max(left, 1), first.extra_key, first.adapter)

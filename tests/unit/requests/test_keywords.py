@@ -1,306 +1,170 @@
-"""Names that users of vLLM and SGLang type: they work where they mean the same, and else get an answer that names ours."""
+"""Names that users of vLLM and SGLang type: they work where they mean the same, and others get the nearest of ours."""
 
-import copy
-import dataclasses
-import pickle
-import re
 from collections.abc import Callable
+from dataclasses import fields, replace
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nanoinfer import LLM, AsyncEngine, SamplingParams
-from nanoinfer.cache.kv_storage import kv_storage_kind
+from nanoinfer import LLM, AsyncEngine, InvalidRequestError, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.requests.aliases import (
-    COMPLETION_ATTRIBUTES,
-    LLM_ALIASES,
-    LLM_ATTRIBUTES,
-    LLM_ELSEWHERE,
-    OUTPUT_ATTRIBUTES,
-    SAMPLING_ALIASES,
-    SAMPLING_ELSEWHERE,
-)
-from nanoinfer.requests.keywords import Elsewhere, attribute_answers, keywords, nearest
-from tests.helpers.engines import finish, greedy, make_engine
+from nanoinfer.requests.keywords import ALIASES, nearest, with_aliases
+from tests.helpers.engines import CONTEXT, LetterTokenizer, finish, greedy, make_engine
 
-CONSTRAINTS = {"response_format": "json_schema=", "structural_tag": "json_schema="}
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
+VALUES: dict[str, Any] = {
+    "include_stop_str_in_output": True,
+    "stop": ("a", "b"),
+    "json_schema": {"type": "null"},
+    "choice": ["a"],
+    "regex": "a+",
+    "grammar": 'start: "a"',
+}
+OF_SAMPLING = {each.name for each in fields(SamplingParams)}
+OF_LLM = signature(LLM.__init__).parameters.keys() | {each.name for each in fields(EngineConfig)}
 
 
-@keywords({"b_alias": "b", "also_b": "b"}, {"gone": Elsewhere("use b", (None, 1))})
-def function(a: int, b: int = 0, length: int = 0) -> tuple[int, int, int]:
-    return a, b, length
+@with_aliases
+def function(max_context_len: int, seed: int = 0) -> tuple[int, int]:
+    return max_context_len, seed
 
 
-# --- the decorator ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("theirs", "ours"), [pair for pair in ALIASES.items() if pair[1] in OF_SAMPLING])
+def test_a_sampling_alias_sets_the_field_of_ours(theirs: str, ours: str) -> None:
+    value = VALUES.get(ours, 7)
+    assert SamplingParams(**{theirs: value}) == SamplingParams(**{ours: value})
+    with pytest.raises(UnknownArgumentError, match=theirs):
+        SamplingParams(**{theirs: value, ours: value})
 
 
-def test_an_alias_gives_its_argument_a_value() -> None:
-    assert function(1, b_alias=5, length=2) == (1, 5, 2)  # type: ignore[call-arg]
-    assert function(a=1, b=5) == (1, 5, 0)
+@pytest.mark.parametrize(("theirs", "ours"), [pair for pair in ALIASES.items() if pair[1] in OF_LLM])
+def test_an_alias_of_an_option_reaches_it(theirs: str, ours: str) -> None:
+    with pytest.raises(UnknownArgumentError, match=f"{theirs} .*{ours}"):
+        LLM(**{"model": NOWHERE, theirs: 8, ours: 8})
+
+
+def test_an_alias_is_checked_as_the_argument_that_it_names() -> None:
+    with pytest.raises(ValueError, match=r"^max_new_tokens=0: "):
+        SamplingParams(max_tokens=0)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"^page_size=0: "):
+        LLM(NOWHERE, block_size=0)
+    assert replace(SamplingParams(max_tokens=5), n=2).max_new_tokens == 5  # type: ignore[call-arg]
+
+
+def test_an_argument_of_ours_goes_before_an_alias() -> None:
+    assert function(max_model_len=5, seed=1) == (5, 1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "names"),
-    [
-        ((1,), {"b": 5, "b_alias": 5}, ["b_alias"]),
-        ((1, 5), {"b_alias": 5}, ["b_alias"]),
-        ((1,), {"b_alias": 5, "also_b": 5}, ["also_b"]),
-    ],
-    ids=["by keyword", "by position", "two aliases"],
+    ("args", "given"), [((1,), {"max_model_len": 1}), ((), {"max_model_len": 1, "context_length": 1})]
 )
-def test_an_argument_under_two_names_is_refused(args: Any, given: Any, names: list[str]) -> None:
-    with pytest.raises(UnknownArgumentError, match=rf"^function: {names[0]} is another name of b, which is given"):
+def test_an_argument_under_two_names_is_refused(args: Any, given: Any) -> None:
+    with pytest.raises(UnknownArgumentError, match="max_context_len"):
         function(*args, **given)
 
 
-def test_a_name_without_an_equal_gets_its_sentence_unless_it_asks_for_what_happens_anyway() -> None:
-    assert function(1, gone=None) == function(1, gone=1) == (1, 0, 0)  # type: ignore[call-arg]
-    for value in (2, True, 1.0):  # equal to 1, but not the same
-        with pytest.raises(UnknownArgumentError, match=rf"^function: gone={value}: use b$"):
-            function(1, gone=value)  # type: ignore[call-arg]
-
-
-def test_a_name_that_is_only_somewhat_similar_is_not_taken_for_a_misspelt_one() -> None:
-    known = ["top_p", "model_path", "kv_cache_dtype", "repetition_penalty", "page_size"]
-    for other, close in (
-        ("top_n", "top_p"),
-        ("torch_dtype", "kv_cache_dtype"),
-        ("length_penalty", "repetition_penalty"),
-    ):
-        assert nearest(other, known) == f"the nearest name is {close!r}"
-    for misspelt, meant in (("topp", "top_p"), ("repeat_penalty", "repetition_penalty"), ("pagesize", "page_size")):
-        assert nearest(misspelt, known) == f"did you mean {meant!r}?"
-
-
-def test_an_attribute_of_other_engines_is_answered_with_ours_and_any_other_as_by_python() -> None:
-    @attribute_answers({"theirs": "ours"})
-    class Thing:
-        ours = 5
-
-    assert Thing().ours == 5
-    assert not hasattr(Thing(), "nothing")
-    for name, said in (("theirs", "^'Thing' object has no attribute 'theirs'; use ours$"), ("its", "attribute 'its'$")):
-        with pytest.raises(AttributeError, match=said) as caught:
-            getattr(Thing(), name)
-        assert caught.value.name == name
-        assert isinstance(caught.value.obj, Thing)
-
-
-def test_outputs_and_llm_name_what_vllm_and_sglang_call_otherwise() -> None:
-    engine = make_engine()
-    engine.add_request([5], greedy(1))
-    (output,) = engine.step()
-    for name, ours in OUTPUT_ATTRIBUTES.items():
-        assert hasattr(output, re.split(r"\W", ours)[0])
-        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
-            getattr(output, name)
-    for name, ours in COMPLETION_ATTRIBUTES.items():
-        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
-            getattr(output.outputs[0], name)
-    with pytest.raises(TypeError, match=r"an output has attributes: use output\.text$"):
-        output["text"]  # type: ignore[index]
-    assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == [6]
-    for name, ours in LLM_ATTRIBUTES.items():
-        with pytest.raises(AttributeError, match=f"'{name}'; use {re.escape(ours)}$"):
-            getattr(LLM.__new__(LLM), name)
-
-
-def test_the_sum_of_log_probabilities_is_there_under_vllms_name() -> None:
-    engine = make_engine()
-    engine.add_request([5], greedy(3, logprobs=2))
-    engine.add_request([5], greedy(3))
-    asked, not_asked = finish(engine).values()
-    wanted = sum(entry[token] for token, entry in zip(asked.token_ids, asked.logprobs, strict=True))
-    assert asked.outputs[0].cumulative_logprob == pytest.approx(wanted)
-    assert (asked.outputs[0].index, not_asked.outputs[0].cumulative_logprob) == (0, None)
-
-
-def test_an_unknown_name_gets_the_nearest_one_of_ours_and_of_other_engines() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"^function: no argument 'lenght'; did you mean 'length'\?$"):
-        function(1, lenght=5)  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgumentError, match=r"no argument 'b_alia'; did you mean 'b_alias', here 'b'\?$"):
-        function(1, b_alia=5)  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgumentError, match=r"no argument 'gonne'; did you mean 'gone'\?$"):
-        function(1, gonne=5)  # type: ignore[call-arg]
-    with pytest.raises(UnknownArgumentError, match=r"no argument 'lens'; the nearest name is 'length'$"):
-        function(1, lens=5)  # type: ignore[call-arg]
-    with pytest.raises(
-        UnknownArgumentError, match=r"^LLM: no argument 'max_model_length'; did you mean 'max_model_len', "
-    ):
-        LLM(NOWHERE, max_model_length=5)
-    with pytest.raises(UnknownArgumentError, match=r"^LLM: no argument 'qqq'; the nearest name is '\w+', here '\w+'$"):
-        LLM(NOWHERE, qqq=5)
-
-
-def test_everything_that_is_wrong_is_named_at_once() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"gone=5: use b; no argument 'lenght'"):
-        function(1, gone=5, lenght=5)  # type: ignore[call-arg]
-
-
-def test_such_an_error_is_a_type_error_and_a_value_error() -> None:
-    assert issubclass(UnknownArgumentError, TypeError)
-    assert issubclass(UnknownArgumentError, ValueError)
-
-
-# --- SamplingParams --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alias", [name for name, ours in SAMPLING_ALIASES.items() if isinstance(ours, str)])
-def test_a_sampling_alias_sets_the_field_of_ours(alias: str) -> None:
-    others = {"no_stop_trim": True, "stop_strs": ("a", "b"), "guided_json": {"type": "null"}, "guided_choice": ["a"]}
-    grammars = {"guided_regex": "a+", "guided_grammar": 'start: "a"', "ebnf": 'root ::= "a"'}
-    value: Any = {**others, **grammars}.get(alias, 7)
-    ours: Any = SAMPLING_ALIASES[alias]
-    params = SamplingParams(**{alias: value})
-    assert params == SamplingParams(**{ours: value})
-    with pytest.raises(ValueError, match=alias):
-        SamplingParams(**{alias: value, ours: value})
-
-
-def test_an_alias_is_checked_as_the_field_it_names() -> None:
-    with pytest.raises(ValueError, match=r"^max_new_tokens=0: "):
-        SamplingParams(max_tokens=0)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "ours"),
+    ("called", "args", "name", "near"),
     [
-        ("best_of", 3, "n="),
-        ("bad_words", ["no"], "logit_bias"),
-        ("max_length", 20, "max_new_tokens"),
-        ("do_sample", False, "temperature=0"),
-        ("length_penalty", 1.2, "beam search is not implemented"),
-        ("return_logprob", True, "logprobs=0"),
-        *((name, {"json": "{}"}, ours) for name, ours in CONSTRAINTS.items()),
-        ("stop_regex", "a+", r"stop=\.\.\."),
-        ("stream", True, "method stream"),
-        ("temprature", 1.0, "'temperature'"),
+        (SamplingParams, (), "temprature", "temperature"),
+        (SamplingParams, (), "max_token", "max_new_tokens"),
+        (LLM, (NOWHERE,), "page_sise", "page_size"),
+        (LLM, (NOWHERE,), "max_model_length", "max_context_len"),
+        (EngineConfig, (1, 8, 8), "max_que", "max_queue"),
+        (LLM.generate, (None, "a"), "timeout", "timeout_s"),
+        (LLM.chat, (None, "a"), "zzz", "params"),
+        *(
+            (method, (None, "a"), "parms", "params")
+            for cls in (LLM, AsyncEngine)
+            for method in (cls.generate, cls.stream, cls.chat, cls.stream_chat)
+        ),
     ],
 )
-def test_a_sampling_name_without_an_equal_is_answered_with_ours(name: str, value: Any, ours: str) -> None:
-    with pytest.raises(UnknownArgumentError, match=rf"^SamplingParams: .*{name}.*{ours}"):
-        SamplingParams(**{name: value})
+def test_an_unknown_name_is_refused_with_the_nearest_ones(
+    called: Callable[..., Any], args: tuple[Any, ...], name: str, near: str
+) -> None:
+    with pytest.raises(UnknownArgumentError, match=rf"{name}.*: .*\b{near}\b") as caught:
+        called(*args, **{name: 5})
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ValueError)
 
 
-def test_what_another_engine_has_by_default_changes_nothing() -> None:
-    given: dict[str, Any] = {"best_of": None, "bad_words": None, "detokenize": True, "length_penalty": 1.0}
-    given |= {"return_logprob": False, "stream": False, "structured_outputs": None, **dict.fromkeys(CONSTRAINTS)}
-    assert SamplingParams(**given) == SamplingParams()
+def test_the_nearest_are_the_similar_ones_or_all() -> None:
+    known = dict.fromkeys(["top_p", "page_size", "repetition_penalty"])
+    assert nearest("repeat_penalty", known) == ["repetition_penalty"]
+    assert nearest("blocksize", known) == ["page_size"]
+    assert nearest("zzz", known) == [*known]
 
 
-def test_params_may_still_be_replaced() -> None:
-    assert dataclasses.replace(SamplingParams(max_tokens=5), n=2).max_new_tokens == 5  # type: ignore[call-arg]
+# --- values that are taken as they are there -------------------------------------------------------------------------
 
 
-# --- LLM and EngineConfig --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pool", [CONTEXT, 20])
+def test_without_a_number_of_tokens_a_request_gets_the_rest_of_the_context(pool: int) -> None:
+    engine = make_engine(slots=pool)
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=None, temperature=0))  # type: ignore[call-arg]
+    (output,) = finish(engine).values()
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == min(CONTEXT, pool) - 3
+    with pytest.raises(InvalidRequestError, match=r"max_context_len=64"):
+        engine.add_request([5] * CONTEXT, greedy(None))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=r"^prompt: min_new_tokens=70: "):
+        engine.add_request([5], greedy(None, min_new_tokens=70))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("alias", [name for name, ours in LLM_ALIASES.items() if isinstance(ours, str)])
-def test_an_option_under_two_names_is_refused(alias: str) -> None:
-    with pytest.raises(UnknownArgumentError, match=rf"^LLM: {alias} is another name of {LLM_ALIASES[alias]},"):
-        LLM(**{"model": NOWHERE, alias: 8, LLM_ALIASES[alias]: 8})
+@pytest.mark.parametrize("more", [{}, {"prompt": None}, {"prompt": "x"}, None], ids=str)
+def test_a_prompt_may_be_in_a_mapping_and_so_may_params(more: dict[str, Any] | None) -> None:
+    prompt: Any = {"prompt": "\5\6"} if more is None else {"prompt_token_ids": [5, 6], **more}
+    engine = make_engine(tokenizer=LetterTokenizer())
+    engine.add_request(prompt, {"max_tokens": 2, "temperature": 0})
+    (output,) = finish(engine).values()
+    assert (output.prompt_token_ids, output.token_ids) == ([5, 6], [7, 8])
+    with pytest.raises(UnknownArgumentError, match="temprature"):
+        engine.add_request(prompt, {"temprature": 0})
+
+
+def test_generate_takes_sglangs_params_and_vllms_prompts(checkpoint: Callable[..., Path]) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=256)
+    one: Any = {"max_new_tokens": 3, "temperature": 0, "ignore_eos": True}
+    params = SamplingParams(**one)
+    wanted = [output.token_ids for output in llm.generate([[5, 6], [7, 8]], params)]
+    prompts: Any = [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7, 8]}]
+    for some in (one, [one, params]):
+        assert [output.token_ids for output in llm.generate(prompts, some)] == wanted
+    for given in ({"prompts": prompts[0]}, {"prompt_token_ids": [5, 6]}, {"input_ids": [5, 6]}):
+        assert llm.generate(**given, sampling_params=one)[0].token_ids == wanted[0]
+    assert [token for piece in llm.stream(prompts[0], one) for token in piece.token_ids] == wanted[0]
+    for method in (llm.generate, llm.stream, llm.chat, llm.stream_chat, llm.engine.add_request):
+        with pytest.raises(TypeError, match="positional"):
+            method([5], params, None)  # type: ignore[operator]
+
+
+def test_a_share_of_the_memory_is_for_kv(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float | None] = []
+    monkeypatch.setattr(
+        "nanoinfer.frontends.llm.memory_for_kv", lambda device, share: asked.append(share) or int(2**20 * share)
+    )
+    llm = LLM(checkpoint("llama"), gpu_memory_utilization=0.25)
+    assert asked == [0.25]
+    assert llm.config.max_total_tokens == 2**18 // llm.model.kv_bytes_per_token()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "ours"),
+    ("options", "field"),
     [
-        ("kv_cache_memory_bytes", 2**30, "max_total_tokens"),
-        ("num_gpu_blocks_override", 100, "kv_memory_share"),
-        ("trust_remote_code", True, "never run"),
-        ("pipeline_parallel_size", 2, "tensor_parallel_size"),
-        ("data_parallel_size", 2, "one engine"),
-        ("load_format", "gguf", "safetensors"),
-        ("tokenizer_mode", "slow", "the checkpoint's files"),
-        ("revision", "main", "snapshot_download"),
-        ("hf_token", "secret", "HF_TOKEN"),
-        ("chat_template", "{{ x }}", "chat_template_kwargs"),
-        ("rope_scaling", {"factor": 2}, "config.json"),
-        ("lora_paths", 5, "use adapters="),
-        ("speculative_num_steps", 3, "num_draft_tokens"),
-        ("cpu_offload_gb", 4, "stay on the device"),
-        ("disable_overlap_schedule", False, "after the previous one"),
-        ("multi_step_stream_outputs", True, "must be None or False, as there is nothing else here"),
-        ("async_scheduling", True, "must be None or False"),
-        ("page_sise", 4, "'page_size'"),
-        ("temperature", 0, "SamplingParams"),
-        ("max_tokens", 5, "SamplingParams.max_new_tokens"),
+        *(({"kv_memory_share": share}, "kv_memory_share") for share in (0, 1.5, -1, True, "0.9", float("nan"))),
+        ({"kv_memory_share": 0.5, "max_total_tokens": 64}, "kv_memory_share"),
+        *(({"draft_model": value, "drafter": "model"}, "draft_model") for value in ("", {}, 3, [], False)),
+        ({"draft_model": 3}, "draft_model"),
+        ({"max_adapters_on_device": 10**12}, "max_adapters_on_device"),
     ],
+    ids=str,
 )
-def test_an_option_that_llm_does_not_have_is_answered_with_ours(name: str, value: Any, ours: str) -> None:
-    with pytest.raises(UnknownArgumentError, match=rf"^LLM: .*{name}.*{ours}"):
-        LLM(NOWHERE, **{name: value})
-
-
-def test_options_that_ask_for_what_happens_anyway_are_accepted() -> None:
-    given: dict[str, Any] = dict.fromkeys(("pipeline_parallel_size", "data_parallel_size", "tp"), 1)
-    given |= {"load_format": "auto", "tokenizer_mode": "auto", "kv_cache_dtype": "auto", "cpu_offload_gb": 0}
-    given |= {"swap_space": 4, "disable_log_stats": True, "async_scheduling": False, "guided_decoding_backend": "auto"}
-    given |= {"gpu_memory_utilization": None, "speculative_config": None, "enable_prefix_caching": True}
-    given |= {"max_lora_rank": 8, "enable_lora": True, "disable_cuda_graph": False, "lora_paths": None}
-    with pytest.raises(FileNotFoundError, match=NOWHERE):  # all of them are checked before the model is looked for
-        LLM(NOWHERE, **given)
-    assert kv_storage_kind("auto") is kv_storage_kind(None)
-
-
-def test_engine_config_names_the_nearest_field() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"^EngineConfig: no argument 'max_que'; did you mean 'max_queue'\?"):
-        EngineConfig(1, 8, 8, max_que=5)  # type: ignore[call-arg]
-
-
-def test_a_secret_is_not_shown() -> None:
-    with pytest.raises(UnknownArgumentError, match=r"^LLM: hf_token=\.\.\.: set the environment variable HF_TOKEN"):
-        LLM(NOWHERE, hf_token="hf_secret")
-
-
-def test_every_sentence_is_about_a_name_that_is_not_ours() -> None:
-    fields = {field.name for field in dataclasses.fields(SamplingParams)}
-    options = {field.name for field in dataclasses.fields(EngineConfig)}
-    assert not fields & {*SAMPLING_ALIASES, *SAMPLING_ELSEWHERE}
-    assert not options & {*LLM_ALIASES, *LLM_ELSEWHERE}
-    assert {ours for ours in SAMPLING_ALIASES.values() if isinstance(ours, str)} <= fields
-
-
-# --- requests --------------------------------------------------------------------------------------------------------
-
-
-METHODS = {
-    LLM: ("generate", "stream", "chat", "stream_chat"),
-    AsyncEngine: ("add", "generate", "stream", "chat", "stream_chat"),
-}
-
-
-@pytest.mark.parametrize(
-    "method", [getattr(cls, name) for cls, names in METHODS.items() for name in names], ids=lambda it: it.__qualname__
-)
-def test_a_call_that_is_given_what_it_does_not_have_says_what_to_use(method: Callable[..., Any]) -> None:
-    for given, answer in (
-        ({"max_tokens": 5}, r"max_tokens=5: belongs in SamplingParams: .*SamplingParams\(max_new_tokens="),
-        ({"timeout": 5}, r"no argument 'timeout'; did you mean 'timeout_s'\?"),
-        ({"params": None, "sampling_params": None}, "sampling_params is another name of params"),
-        ({"tools": [{}]}, "tools=.*chat_template_kwargs"),
-        ({"response_format": {}}, "response_format=.*json_schema="),
-        ({"json_schema": {}}, r"json_schema=.*belongs in SamplingParams"),
-    ):
-        with pytest.raises(UnknownArgumentError, match=answer):
-            method(None, "a", **given)
-
-
-def test_add_request_takes_sampling_params_too() -> None:
-    engine = make_engine()
-    engine.add_request([5], sampling_params=greedy(1))  # type: ignore[call-arg]
-    assert engine.step()[0].token_ids == [6]
-    with pytest.raises(UnknownArgumentError, match=r"^Engine\.add_request: no argument 'parms'; did you mean 'params'"):
-        engine.add_request([5], parms=greedy(1))  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [getattr(AsyncEngine, name) for name in METHODS[AsyncEngine]],
-    ids=lambda it: it.__qualname__,
-)
-def test_a_request_id_after_the_params_is_refused_rather_than_taken_for_a_key(method: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="positional argument"):
-        method(None, "a", greedy(1), "req-1")
+def test_an_option_that_nothing_could_serve_is_refused_before_a_model_is_looked_for(
+    options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{field}="):
+        LLM(NOWHERE, **options)

@@ -1,5 +1,7 @@
 """What a text has in it and what ended it: special tokens, stop strings, stop_reason, and the prompt."""
 
+import copy
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,3 +128,18 @@ def test_params_of_several_completions_reach_each_of_them() -> None:
     engine.add_request("!", params)
     (output,) = finish(engine).values()
     assert [completion.text for completion in output.outputs] == ['"#$', '"#$']
+
+
+def test_the_sum_of_log_probabilities_is_there_under_vllms_name() -> None:
+    engine = make_engine()
+    engine.add_request([5], greedy(3, logprobs=2))
+    engine.add_request([5], greedy(3))
+    asked, not_asked = finish(engine).values()
+    wanted = sum(entry[token] for token, entry in zip(asked.token_ids, asked.logprobs, strict=True))
+    assert asked.outputs[0].cumulative_logprob == pytest.approx(wanted)
+    assert not_asked.outputs[0].cumulative_logprob is None
+
+
+def test_an_output_can_be_copied_and_sent() -> None:
+    (output,) = serve(make_engine(), [5])
+    assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == output.token_ids
