@@ -1,7 +1,4 @@
-"""Processes that end while requests are in flight end as any process does: with Python's return code, and no last words.
-
-The gate itself: test_exit_gate. Any moment, any number of threads: the soak's `exits`.
-"""
+"""Processes that end while requests are in flight end as any process does: with Python's return code, and no last words."""
 
 import json
 import os
