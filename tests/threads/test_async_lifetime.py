@@ -162,7 +162,7 @@ def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on(kind: 
             gate.error, gate.error_at = error, 3
             gate.open()
             streams += [await task for task in later]
-            first = await anext(streams[0])
+            await anext(streams[0])
             with pytest.raises(StepFailedError, match=str(error)) as raised:
                 await streams[0].output()
             assert raised.value.__cause__ is error
