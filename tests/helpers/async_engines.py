@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +10,7 @@ from nanoinfer import LLM, AsyncEngine, Engine, SamplingParams
 from nanoinfer.frontends.calls import Calls
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
-from tests.helpers.engines import Clock, V, make_engine
+from tests.helpers.engines import V, make_engine
 from tests.helpers.engines import assert_all_free as assert_all_free
 from tests.helpers.waiting import HANG_S, Worker, until, until_async
 from tests.helpers.waiting import run as run
@@ -50,31 +49,6 @@ class Gate:
         if self.error is not None and self.passes == self.error_at:
             raise self.error
         return self.model(input_ids, positions, input_metadata)
-
-
-class Commands(SimpleQueue[Any]):
-    """The commands of an engine's thread, and how it waits for them.
-
-    `is_waiting`: it sleeps until one comes, and for nothing else. With a `clock`, a wait that has a limit is over at once,
-    and so much time has passed; `limits` has these limits.
-    """
-
-    is_waiting = False
-    clock: Clock | None = None
-
-    def __init__(self) -> None:
-        self.limits: list[float] = []
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if block and timeout is not None and self.clock is not None and self.empty():
-            self.limits.append(timeout)
-            self.clock.now += timeout
-            raise Empty
-        self.is_waiting = block and timeout is None
-        try:
-            return super().get(block, timeout)
-        finally:
-            self.is_waiting = False
 
 
 def gated(open_at_once: bool = True, **options: Any) -> tuple[Engine, Gate]:

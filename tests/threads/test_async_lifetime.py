@@ -1,12 +1,15 @@
-"""An AsyncEngine from its start to its end: what it takes over, when its thread sleeps, and how it stops."""
+"""An AsyncEngine from its start to its end: what it takes over, what happens when something raises, and how it stops."""
 
 import asyncio
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
-from nanoinfer import LLM, AsyncEngine, AsyncStream, EngineClosedError
-from tests.helpers.async_engines import Commands, Gate, arrival, assert_all_free, following, gated, llm_around
-from tests.helpers.engines import Clock, finish, greedy, make_engine
+from nanoinfer import LLM, AsyncEngine, AsyncStream, EngineClosedError, StepFailedError
+from nanoinfer.requests.request import Request
+from tests.helpers.async_engines import Gate, arrival, assert_all_free, following, gated, llm_around
+from tests.helpers.engines import finish, greedy, make_engine
 from tests.helpers.waiting import Worker, run, until_async
 
 
@@ -146,40 +149,122 @@ def test_after_the_llm_was_shut_down_its_async_engines_refuse() -> None:
     run(test)
 
 
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """The commands of the thread that a test starts."""
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on(kind: type[BaseException]) -> None:
+    async def test() -> None:
+        error = kind("out of memory")
+        engine, gate = gated(open_at_once=False, rows=2)
+        async with AsyncEngine(engine) as front:
+            streams = [await front.add([1], greedy(20))]
+            await arrival(gate, 1)
+            later = [asyncio.create_task(front.add([base], greedy(20))) for base in (40, 80)]
+            await asyncio.sleep(0)  # they are posted; the second pass admits one of them
+            gate.error, gate.error_at = error, 3
+            gate.open()
+            streams += [await task for task in later]
+            await anext(streams[0])
+            with pytest.raises(StepFailedError, match=str(error)) as raised:
+                await streams[0].output()
+            assert raised.value.__cause__ is error
+            with pytest.raises(StepFailedError):
+                await anext(streams[0])
+            with pytest.raises(StepFailedError):
+                async for _ in streams[1]:
+                    pass
+            assert (await streams[2].output()).token_ids == following(80, 20)
+            stats = await front.stats()
+            assert (stats.failed, stats.finished) == (2, 1)
+        assert_all_free(engine)
+
+    run(test)
+
+
+def test_a_failure_that_is_nobodys_ends_all_instead_of_failing_for_ever() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        held = engine.model_runner.token_to_kv_pool.alloc(200)  # behind the engine's back
+        assert held is not None
+        async with AsyncEngine(engine) as front:
+            with pytest.raises(StepFailedError, match="slots"):
+                await front.generate([1] * 60, greedy(4))
+            engine.model_runner.token_to_kv_pool.free(held)
+            assert (await front.generate([1] * 60, greedy(2))).token_ids == [2, 3]
+
+    run(test)
+
+
+def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
+    """That takes a bug in the engine; here `has_work` raises."""
+
+    async def test() -> None:
+        engine, gate = gated(open_at_once=False)
+        front = AsyncEngine(engine)
+        stream = await front.add([1], greedy(20))
+        await arrival(gate, 1)
+
+        def broken(*args: object) -> bool:
+            raise ZeroDivisionError("a bug")
+
+        engine.loop.has_work = broken  # type: ignore[method-assign]
+        other = asyncio.create_task(front.generate([50], greedy(20)))
+        await asyncio.sleep(0)  # it is posted
+        gate.open()
+        with pytest.raises((StepFailedError, EngineClosedError), match="a bug") as raised:
+            await stream.output()
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await anext(stream)
+        with pytest.raises((StepFailedError, EngineClosedError)):
+            await other
+        with pytest.raises(EngineClosedError):
+            await front.stats()
+        await front.shutdown()
+        assert_all_free(engine)
+
+    run(test)
+
+
+async def read_all(stream: AsyncStream) -> None:
+    while await stream.read():
+        pass
+
+
+def test_a_read_gives_the_pieces_and_then_raises_what_ended_the_request() -> None:
+    async def test() -> None:
+        core, gate = gated(True)
+        gate.error, gate.error_at = MemoryError("too much"), 3
+        async with AsyncEngine(core) as engine:
+            (stream,) = await engine.add_all([Request([5], greedy(9))])
+            tokens: list[int] = []
+            while len(tokens) < 2:
+                tokens += (await stream.read())[0].token_ids
+            with pytest.raises(StepFailedError, match="too much"):
+                await read_all(stream)
+            assert tokens == [6, 7]
+
+    run(test)
+
+
+def test_an_idle_engine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Commands(SimpleQueue[Any]):
+        """`is_waiting`: somebody sleeps until a command comes, and for nothing else."""
+
+        is_waiting = False
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            self.is_waiting = block and timeout is None
+            try:
+                return super().get(block, timeout)
+            finally:
+                self.is_waiting = False
+
     commands = Commands()
     monkeypatch.setattr("nanoinfer.engine.engine_loop.SimpleQueue", lambda: commands)
-    return commands
 
-
-def test_an_idle_engine_sleeps(commands: Commands) -> None:
     async def test() -> None:
         engine, _ = gated()
         async with AsyncEngine(engine) as front:
             await front.generate([1], greedy(2))
             await until_async(lambda: commands.is_waiting, "a wait without a limit")
-            await front.stats()
-            await until_async(lambda: commands.is_waiting, "a wait without a limit")
-
-    run(test)
-
-
-def test_it_sleeps_until_the_deadline_of_a_paused_request(commands: Commands) -> None:
-    async def test() -> None:
-        commands.clock = Clock()
-        engine, gate = gated(open_at_once=False, clock=commands.clock)
-        async with AsyncEngine(engine) as front:
-            stream = await front.add([5], greedy(60), timeout_s=10.0)
-            await arrival(gate, 1)
-            pausing = asyncio.create_task(front.pause(stream.request_id))
-            await asyncio.sleep(0)  # it is posted now, and waits for the pass that is being made
-            gate.let_one_through()
-            await pausing
-            output = await stream.output()
-            assert (output.finish_reason, output.token_ids) == ("timeout", [6])
-            assert commands.limits == [10.0]
-            assert (await front.stats()).paused == 0
 
     run(test)

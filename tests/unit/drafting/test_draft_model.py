@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
-from nanoinfer.drafting.draft_model import chunks
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.loader import LoadedModel, load_model
@@ -161,9 +160,3 @@ def test_prompts_are_caught_up_on_in_passes_of_at_most_a_chunk(
         if POISON not in output.token_ids[:-1]:
             assert output.drafted_tokens - output.accepted_tokens < 4, "only drafts behind the end are not accepted"
             assert output.accepted_tokens >= 8
-
-
-def test_chunks_are_all_tokens_in_order_and_full_but_for_the_last() -> None:
-    groups = list(chunks([0, 5, 2], [7, 6, 2 + 9], 4))
-    assert groups == [[(0, 0, 4)], [(0, 4, 7), (1, 5, 6)], [(2, 2, 6)], [(2, 6, 10)], [(2, 10, 11)]]
-    assert list(chunks([3], [4], 10**9)) == [[(0, 3, 4)]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
@@ -14,10 +14,10 @@ from nanoinfer.drafting.drafter import Surroundings
 from nanoinfer.drafting.forced import GrammarDrafter
 from nanoinfer.drafting.ngram import NgramDrafter
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
+from nanoinfer.drafting.suffix_index import SuffixIndex
 from nanoinfer.drafting.tree import TreeDrafter, continuation
 from nanoinfer.grammars.grammars import Grammars
 from nanoinfer.registry import DRAFTERS
-from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
 from tests.helpers.engines import finish, greedy, make_engine, step
 from tests.helpers.texts import TOKENIZER
@@ -103,12 +103,6 @@ def test_a_request_that_was_retracted_goes_on_with_the_same_index() -> None:
     for _ in range(3):
         assert drafter.propose([other], [1]) == [[9]]
     assert drafter.propose([other, req], [1, 2]) == [[9], [3, 1]]
-
-
-def test_what_is_known_of_a_request_goes_with_it() -> None:
-    drafter = NgramDrafter()
-    drafter.propose([make_req([1, 2, 1, 2])], [1])
-    assert len(drafter._indices) == 0
 
 
 # --- tree ------------------------------------------------------------------------------------------------------------
@@ -338,18 +332,6 @@ def test_drafts_that_are_replaced_change_the_stamps_from_there_on(
             req.append(accepted)
 
 
-def test_stamps_of_long_texts_with_the_most_drafts_follow_each_replacement() -> None:
-    req = make_req(range(1000), 500)
-    stamps, rng = PrefixStamps(len(req.token_ids)), np.random.default_rng(0)
-    for _ in range(7):
-        end = req.num_tokens + 64
-        req.token_ids[req.num_tokens : end] = rng.integers(0, 5, 64)
-        fresh = PrefixStamps(len(req.token_ids)).of(req, 0, end)
-        assert stamps.of(req, 0, end).tolist() == fresh.tolist()
-        for token in req.token_ids[req.num_tokens : req.num_tokens + int(rng.integers(0, 65))].tolist():
-            req.append(token)
-
-
 # --- the registry and views ------------------------------------------------------------------------------------------
 
 
@@ -379,11 +361,34 @@ def test_a_drafter_of_ones_own_serves_under_its_name(monkeypatch: pytest.MonkeyP
     assert not engine.has_unfinished()
 
 
-def test_a_request_ahead_counts_its_drafts_and_is_the_request_in_all_else() -> None:
-    req = make_req([1, 2, 3])
-    req.append(4)
-    ahead = Ahead(req, 2)
-    assert (ahead.num_tokens, ahead.num_output_tokens, ahead.drafts) == (6, 3, 2)
-    assert (ahead.params, ahead.seed, ahead.prompt_len) == (req.params, req.seed, 3)
-    assert ahead.token_ids is req.token_ids
-    assert (req.num_tokens, req.num_output_tokens, req.drafts) == (4, 1, 0)
+def longest_match(tokens: list[int]) -> int:
+    """The length of the longest suffix of `tokens` that also ends before their end."""
+    for length in range(len(tokens) - 1, 0, -1):
+        suffix = tokens[-length:]
+        if any(tokens[end - length : end] == suffix for end in range(length, len(tokens))):
+            return length
+    return 0
+
+
+def check_after_each_token(tokens: list[int]) -> None:
+    index = SuffixIndex()
+    assert (index.size, index.match_length) == (0, 0)
+    for size, token in enumerate(tokens, start=1):
+        index.append(token)
+        assert index.size == size
+        length = index.match_length
+        assert length == longest_match(tokens[:size])
+        if length:
+            assert length <= index.follows < size, "what follows the occurrence is a token that is there already"
+            assert tokens[index.follows - length : index.follows] == tokens[size - length : size]
+
+
+@given(st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=40)))
+def test_match_and_place_are_those_of_a_search_after_each_token(tokens: list[int]) -> None:
+    check_after_each_token(tokens)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(2, 8), st.lists(st.integers(0, 5), max_size=4))
+def test_repetitions_that_break_off_are_found(period: list[int], times: int, rest: list[int]) -> None:
+    check_after_each_token(period * times + rest + period)

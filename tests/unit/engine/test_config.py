@@ -1,84 +1,59 @@
-"""EngineConfig, ModelConfig and the arguments of LLM: what they hold, and that a wrong value is refused by name, early."""
+"""Options of LLM, refused by name and early; and ModelConfig: what a checkpoint's configuration means."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from nanoinfer import LLM, UnsupportedModelError
-from nanoinfer.config import EngineConfig
-from nanoinfer.device import memory_for_kv, resolve_device, resolve_dtype
+from nanoinfer.device import memory_for_kv, resolve_device
 from nanoinfer.model.config import ModelConfig, RopeScaling
 from tests.helpers.checkpoints import FAMILIES, TINY, tiny_config
 
 Checkpoint = Callable[..., Path]
-SIZES = {"max_running_requests": 4, "max_total_tokens": 64, "max_context_len": 32}
-
-
-# --- EngineConfig --------------------------------------------------------------------------------------------------
-
-
-def test_an_engine_config_may_be_as_small_as_it_gets() -> None:
-    config = EngineConfig(
-        max_running_requests=1, max_total_tokens=1, max_context_len=1, max_prefill_tokens=1, policy_window=1
-    )
-    assert config.page_size == 1
-    assert config.schedule_policy == "lpm"
-    assert config.attention_backend == "auto"
-    assert config.disable_radix_cache is False
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["max_running_requests", "max_total_tokens", "max_context_len", "page_size", "max_prefill_tokens", "policy_window"],
+    ("options", "named"),
+    [
+        ({"max_running_requests": 0}, "max_running_requests=0"),
+        ({"max_total_tokens": -16}, "max_total_tokens=-16"),
+        ({"max_total_tokens": 100, "page_size": 16}, "max_total_tokens=100.*page_size=16"),
+        ({"max_context_len": 0}, "max_context_len=0"),
+        ({"max_queue": 2.5}, "max_queue=2.5"),
+        ({"page_size": 1.5}, "page_size=1.5"),
+        ({"max_prefill_tokens": True}, "max_prefill_tokens=True"),
+        ({"num_scheduler_steps": 0}, "num_scheduler_steps=0"),
+        ({"host_cache_tokens": 0}, "host_cache_tokens=0"),
+        ({"host_cache_tokens": 64, "disable_radix_cache": True}, "host_cache_tokens=64"),
+        ({"schedule_policy": "sjf"}, "schedule_policy='sjf'.*lpm"),
+        ({"eviction_policy": "mru"}, "eviction_policy='mru'.*lru"),
+        ({"attention_backend": "flash"}, "attention_backend='flash'.*torch_native"),
+        ({"disable_radix_cache": "yes"}, "disable_radix_cache='yes'"),
+        ({"random_seed": -1}, "random_seed=-1"),
+        ({"quantization": "awq"}, "quantization='awq'"),
+        ({"dtype": "fp4"}, "dtype='fp4'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"max_tokens": 5}, "max_tokens"),
+    ],
 )
-@pytest.mark.parametrize("value", [0, -1, 1.0, True, "8", None, float("nan")])
-def test_a_size_must_be_a_positive_integer(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"^{field}=.*at least 1"):
-        EngineConfig(**{**SIZES, field: value})
+def test_a_wrong_option_is_refused_by_name_before_the_model_is_looked_for(options: dict[str, Any], named: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=named):
+        LLM("no/such/model/anywhere", **options)
 
 
-@pytest.mark.parametrize(("total", "page_size"), [(64, 3), (64, 128), (17, 16)])
-def test_the_pool_must_be_whole_pages(total: int, page_size: int) -> None:
-    with pytest.raises(ValueError, match=f"max_total_tokens={total}.*page_size={page_size}"):
-        EngineConfig(**{**SIZES, "max_total_tokens": total}, page_size=page_size)
-    assert EngineConfig(**{**SIZES, "max_total_tokens": 2 * page_size}, page_size=page_size).page_size == page_size
-
-
-@pytest.mark.parametrize(
-    ("field", "choice"),
-    [("schedule_policy", "dfs-weight"), ("eviction_policy", "lfu"), ("attention_backend", "torch_native")],
-)
-@pytest.mark.parametrize("value", ["best", "", None, ["lpm"]])
-def test_a_name_that_is_unknown_is_refused_with_the_choices(field: str, choice: str, value: object) -> None:
-    with pytest.raises(ValueError, match=f"^{field}=.*must be one of .*{choice}"):
-        EngineConfig(**SIZES, **{field: value})
-    assert getattr(EngineConfig(**SIZES, **{field: choice}), field) == choice
-
-
-@pytest.mark.parametrize("seed", [-1, 0.5, "0", True])
-def test_a_random_seed_must_be_none_or_not_negative(seed: object) -> None:
-    with pytest.raises(ValueError, match="random_seed="):
-        EngineConfig(**SIZES, random_seed=seed)  # type: ignore[arg-type]
-    assert EngineConfig(**SIZES, random_seed=0).random_seed == 0
-
-
-@pytest.mark.parametrize("value", ["no", 0, None])
-def test_whether_the_cache_is_off_must_be_a_bool(value: object) -> None:
-    with pytest.raises(ValueError, match="disable_radix_cache="):
-        EngineConfig(**SIZES, disable_radix_cache=value)  # type: ignore[arg-type]
-
-
-def test_configs_are_frozen(checkpoint: Checkpoint) -> None:
-    for config, field in (
-        (EngineConfig(**SIZES), "page_size"),
-        (ModelConfig.from_pretrained(checkpoint("llama")), "vocab_size"),
-    ):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(config, field, 2)
+@pytest.mark.parametrize("options", [{"max_context_len": 257}, {"dtype": "int8"}, {"dtype": torch.int64}])
+def test_what_depends_on_the_model_is_refused_before_its_weights_are_read(
+    options: dict[str, Any], checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint("llama") / "config.json").read_bytes())
+    with pytest.raises(ValueError, match=f"{next(iter(options))}="):
+        LLM(tmp_path, **options)
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        LLM(tmp_path)
 
 
 # --- ModelConfig ---------------------------------------------------------------------------------------------------
@@ -96,28 +71,6 @@ def test_sizes_are_those_of_the_checkpoint(checkpoint: Checkpoint) -> None:
             assert getattr(config, field) == value, field
     assert (config.architecture, config.head_dim, config.eos_token_ids) == ("Qwen3ForCausalLM", 24, (2,))
     assert config.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "qkv", "o", "mlp", "norm"),
-    [
-        ("llama", {}, False, False, False, False),
-        ("llama", {"attention_bias": True}, True, True, False, False),
-        ("llama", {"mlp_bias": True}, False, False, True, False),
-        ("mistral", {}, False, False, False, False),
-        ("qwen2", {}, True, False, False, False),
-        ("qwen3", {}, False, False, False, True),
-        ("qwen3", {"attention_bias": True}, True, True, False, True),
-        ("gemma3", {}, False, False, False, True),
-        ("gemma3", {"attention_bias": True}, True, True, False, True),
-        ("phi3", {}, False, False, False, False),
-    ],
-)
-def test_biases_and_norms_follow_the_family(
-    family: str, changes: dict[str, object], qkv: bool, o: bool, mlp: bool, norm: bool
-) -> None:
-    config = config_of(family, **changes)
-    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == (qkv, o, mlp, norm)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +123,6 @@ def test_rope_scaling_keeps_the_fields_of_its_type() -> None:
     assert qwen3.max_position_embeddings == 8 * 64
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_only_gemma_has_is_neutral_elsewhere(family: str) -> None:
-    config = config_of(family)
-    scales = (config.embedding_scale, config.attention_scale, config.norm_offset, config.local_rope_theta)
-    assert scales == ((8.0, 24**-0.5, 1.0, 10_000.0) if family == "gemma3" else (1.0, None, 0.0, None))
-    assert (config.attention_softcap, config.logit_softcap) == (None, None)
-    assert config.activation == ("gelu_tanh_and_mul" if family == "gemma3" else "silu_and_mul")
-
-
 def test_gemma_has_a_softcap_of_logits_only_where_its_config_says_so() -> None:
     assert config_of("gemma3", final_logit_softcapping=30.0).logit_softcap == 30.0
     assert config_of("gemma3", attn_logit_softcapping=50.0).attention_softcap is None, "as in transformers"
@@ -196,66 +140,6 @@ def test_an_unsupported_configuration_object_is_refused() -> None:
 def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         ModelConfig.from_pretrained(tmp_path)
-
-
-def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
-    config = config_of("qwen3", head_dim=24)
-    assert config.kv_bytes_per_token(torch.float32) == 3 * (2 + 2) * 24 * 4
-    assert config.kv_bytes_per_token(torch.bfloat16) == 3 * (2 + 2) * 24 * 2
-
-
-# --- arguments of LLM ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"page_size": 0}, "page_size=0"),
-        ({"page_size": 1.5}, r"page_size=1\.5"),
-        ({"page_size": 16, "max_total_tokens": 100}, "max_total_tokens=100.*page_size=16"),
-        ({"max_total_tokens": 0}, "max_total_tokens=0"),
-        ({"max_total_tokens": -16}, "max_total_tokens=-16"),
-        ({"max_running_requests": 0}, "max_running_requests=0"),
-        ({"max_context_len": 0}, "max_context_len=0"),
-        ({"max_prefill_tokens": 0}, "max_prefill_tokens=0"),
-        ({"schedule_policy": "sjf"}, "schedule_policy='sjf'.*lpm, fcfs, random, dfs-weight"),
-        ({"eviction_policy": "mru"}, "eviction_policy='mru'.*lru"),
-        ({"attention_backend": "flash"}, "attention_backend='flash'.*torch_native"),
-        ({"disable_radix_cache": "yes"}, "disable_radix_cache='yes'"),
-        ({"random_seed": -1}, "random_seed=-1"),
-        ({"quantization": "awq"}, "quantization='awq': must be one of None, int4, int8; quantized checkpoints"),
-        ({"dtype": "fp4"}, "dtype='fp4': must be one of auto, float32"),
-        ({"quantization": ["int8"]}, "quantization=.*must be one of None"),
-        ({"device": "tpu"}, "device='tpu'.*cpu, cuda or npu"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_the_model_is_looked_for(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LLM("no/such/model/anywhere", **options)  # type: ignore[arg-type]
-
-
-def test_an_unknown_option_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="max_tokens"):
-        LLM("no/such/model/anywhere", max_tokens=5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_context_len": 257}, r"max_context_len=257: must be in 1\.\.256"),
-        ({"dtype": "int8"}, "dtype='int8'.*float32, bfloat16, float16"),
-        ({"dtype": torch.int64}, r"dtype=torch\.int64"),
-        ({"dtype": 16}, "dtype=16"),
-    ],
-)
-def test_what_depends_on_the_model_is_refused_before_its_weights_are_read(
-    options: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_bytes((checkpoint("llama") / "config.json").read_bytes())
-    with pytest.raises(ValueError, match=message):
-        LLM(tmp_path, **options)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="safetensors"):
-        LLM(tmp_path)
 
 
 def test_sizes_not_given_follow_the_model_and_the_memory(
@@ -289,10 +173,3 @@ def test_a_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.Monke
     assert resolve_device("auto") == torch.device("cpu")
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
     assert 2**26 < memory_for_kv(torch.device("cpu")) < 2**50
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16), (torch.float16, torch.float16)]
-)
-def test_a_dtype_is_given_as_name_or_as_itself(name: str | torch.dtype, dtype: torch.dtype) -> None:
-    assert resolve_dtype(name) == dtype

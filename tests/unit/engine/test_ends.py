@@ -1,10 +1,16 @@
-"""Why requests end: tokens, stop strings, an abort, or a step that raises."""
+"""Why requests end: tokens, stop strings, an abort, a step that raises, Ctrl-C; and that no slot is lost."""
 
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nanoinfer import FinishReason, SamplingParams
+from nanoinfer import (
+    Engine,
+    FinishReason,
+    SamplingParams,
+)
 from tests.helpers.engines import V, assert_all_free, finish, greedy, make_engine, model_of, serve, step
 
 # --- abort -----------------------------------------------------------------------------------------------------------
@@ -65,15 +71,6 @@ def test_aborting_a_request_of_n_completions_ends_running_and_waiting_ones() -> 
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
     assert [len(completion.token_ids) for completion in output.outputs] == [1, 1, 0, 0]
     assert_all_free(engine)
-
-
-def test_an_aborted_request_is_not_delivered_again() -> None:
-    engine = make_engine()
-    rid = engine.add_request([1], greedy())
-    engine.deliver_later(engine.step())
-    assert engine.abort(rid) is not None
-    assert not engine.has_unfinished()
-    assert engine.step() == []
 
 
 def test_outputs_left_for_later_come_with_the_next_step_the_latest_of_each_request() -> None:
@@ -174,42 +171,125 @@ def test_an_error_in_the_model_ends_its_requests_and_nothing_else(
     assert_all_free(engine)
 
 
-def test_an_error_in_the_sampler_ends_the_requests_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
-    rid = engine.add_request([1, 2], greedy())
+def make_steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        step(engine)
+
+
+def broken(*args: object) -> None:
+    raise MemoryError("no more")
+
+
+def break_rows(engine: Engine) -> tuple[Any, str]:
+    return engine.model_runner.req_to_token_pool, "alloc"
+
+
+def break_slots(engine: Engine) -> tuple[Any, str]:
+    return engine.model_runner.token_to_kv_pool, "alloc"
+
+
+def break_eviction(engine: Engine) -> tuple[Any, str]:
+    return engine.radix_cache, "evict"
+
+
+def break_sampler(engine: Engine) -> tuple[Any, str]:
+    return engine.sampler, "logprobs"
+
+
+def break_processing(engine: Engine) -> tuple[Any, str]:
+    return engine.scheduler, "process_batch_result"
+
+
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [
+        (break_eviction, 0),
+        *[(where, when) for where in (break_rows, break_slots, break_sampler, break_processing) for when in (0, 2, 5)],
+    ],
+)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_whatever_breaks_ends_the_requests_of_the_pass_and_no_slot_is_lost(
+    where: Callable[[Engine], tuple[Any, str]], when: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an EXTEND over a cached prefix, a piece of a prompt, a DECODE; `when` counts the steps before it breaks."""
+    engine = make_engine(rows=2, slots=64, page_size=page_size, chunked_prefill_size=8)
+    cached = engine.add_request(list(range(51)), greedy(1))
+    assert finish(engine)[cached].finished
+    rids = [engine.add_request([*range(12), 60 + i, *range(20, 33)], greedy(6)) for i in range(2)]
+    waiting = engine.add_request([100], greedy(3))
+    for _ in range(when):
+        step(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.sampler, "sample", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            engine.step()
-    assert engine.has_unfinished(), "the end of the request has yet to be returned"
-    (ended,) = engine.step()
-    assert (ended.request_id, ended.finish_reason, ended.token_ids) == (rid, "abort", [])
-    assert_all_free(engine)
-    assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
-
-
-def test_an_error_while_results_are_processed_ends_the_requests_of_its_pass() -> None:
-    """The first of them has finished by then, the second has its token, the third not yet."""
-    engine = make_engine()
-    ids = [engine.add_request(prompt, greedy(n)) for prompt, n in (("a", 1), ("b", 4), ("c", 4), ("d", 4))]
-    broken = list(engine.scheduler.waiting)[2]
-    broken.append = lambda *args: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    with pytest.raises(ZeroDivisionError):
-        engine.step()
+        patch.setattr(*where(engine), broken)
+        with pytest.raises(MemoryError):
+            make_steps(engine, 30)  # until what is broken is needed
     engine.check_integrity()
-    assert not any(engine.is_unfinished(rid) for rid in ids)
-    ended = {out.request_id: (out.finish_reason, len(out.token_ids)) for out in engine.step()}
-    assert ended == {ids[0]: ("length", 1), ids[1]: ("abort", 1), ids[2]: ("abort", 0), ids[3]: ("abort", 0)}
+    ended = step(engine)
+    failed = {rid for rid, output in ended.items() if output.error is not None}
+    assert failed
+    assert all(isinstance(ended[rid].error, MemoryError) for rid in failed)
+    assert engine.stats().failed == len(failed)
+    last = finish(engine)
+    for rid in {*rids, waiting} - failed:
+        start = 33 if rid in rids else 101
+        assert last[rid].token_ids == list(range(start, start + len(last[rid].token_ids)))
+        assert last[rid].finish_reason == "length"
     assert_all_free(engine)
-    assert serve(engine, [5])[0].token_ids == [6, 7, 8, 9]
 
 
-def test_outputs_left_for_later_survive_a_step_that_raises() -> None:
+@pytest.mark.parametrize(("method", "tokens"), [("add", 2), ("flush", 3)])
+def test_a_tokenizer_that_breaks_ends_its_request_and_no_other_one(method: str, tokens: int) -> None:
     engine = make_engine()
-    done = engine.add_request([1], greedy(1))
-    engine.deliver_later(engine.step())
-    engine.add_request([5], greedy())
-    model_of(engine).fail_at = model_of(engine).passes + 1
-    with pytest.raises(RuntimeError, match="the model broke"):
-        engine.step()
-    assert step(engine)[done].token_ids == [2]
+    rids = [engine.add_request(prompt, greedy(3)) for prompt in ("a", "m")]
+    step(engine)
+    detokenizer = engine.scheduler.running[0].detokenizer
+    setattr(detokenizer, method, broken)
+    ended = finish(engine)
+    assert [ended[rid].finish_reason for rid in rids] == ["abort", "length"]
+    assert isinstance(ended[rids[0]].error, MemoryError)
+    assert len(ended[rids[0]].token_ids) == tokens
+    assert ended[rids[1]].text == "nop"
+    assert (engine.stats().failed, engine.stats().finished) == (1, 1)
+    assert_all_free(engine)
+
+
+INTERRUPTED = {
+    "admission": lambda engine: (engine.cache, "unlock_prefix"),
+    "rows": lambda engine: (engine.model_runner.req_to_token_pool, "alloc"),
+    "the tree": lambda engine: (engine.radix_cache, "inc_lock_ref"),
+    "the model": lambda engine: (engine.model_runner, "model"),
+    "the sampler": lambda engine: (engine.sampler, "sample"),
+    "a piece of a prompt": lambda engine: (engine.cache, "cache_computed"),
+    "the end of a request": lambda engine: (engine.cache, "release"),
+    "its slots": lambda engine: (engine.model_runner.token_to_kv_pool, "free"),
+}
+
+
+@pytest.mark.parametrize("where", INTERRUPTED)
+@pytest.mark.parametrize("when", range(1, 4))
+def test_ctrl_c_leaves_slots_and_books_in_order(monkeypatch: pytest.MonkeyPatch, where: str, when: int) -> None:
+    engine = make_engine(rows=3, slots=24, chunked_prefill_size=8, schedule_conservativeness=0.001)
+    rids = [engine.add_request(range(base, base + 10), greedy(8)) for base in (5, 50, 5, 80)]  # type: ignore[arg-type]
+    owner, name = INTERRUPTED[where](engine)
+    original, calls = getattr(owner, name), 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        result = original(*args, **kwargs)  # what it has done is not known yet to whoever called it
+        calls += 1
+        if calls == when:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finish(engine)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    engine.check_integrity()
+    for _ in range(100):
+        if not engine.has_unfinished():
+            break
+        step(engine)
+    stats = engine.stats()
+    assert stats.finished + stats.aborted == len(rids), "who was interrupted has been aborted"
+    assert_all_free(engine)

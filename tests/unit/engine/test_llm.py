@@ -1,5 +1,7 @@
-"""LLM: generate and chat, as their callers see them."""
+"""LLM: generate, chat and stream, as their callers see them."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,11 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams
+from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, StreamPiece
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.request_group import RequestGroup
 from tests.helpers.checkpoints import greedy as transformers_greedy
 from tests.helpers.interrupts import InterruptedModel
+from tests.helpers.waiting import Paced, Worker, until
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -53,31 +55,14 @@ def ids_of(text: str) -> list[int]:
     [
         lambda ids: TEXT,
         lambda ids: [TEXT],
-        lambda ids: (TEXT,),
         lambda ids: ids,
-        lambda ids: tuple(ids),
         lambda ids: [ids],
         lambda ids: np.array(ids, dtype=np.int32),
         lambda ids: np.array([ids]),
-        lambda ids: list(np.array(ids)),
         lambda ids: torch.tensor(ids),
-        lambda ids: torch.tensor([ids]),
         lambda ids: [torch.tensor(ids)],
     ],
-    ids=[
-        "text",
-        "[text]",
-        "(text)",
-        "ids",
-        "tuple",
-        "[ids]",
-        "array",
-        "2-D array",
-        "numpy ints",
-        "tensor",
-        "2-D",
-        "[t]",
-    ],
+    ids=["text", "[text]", "ids", "[ids]", "array", "2-D array", "tensor", "[t]"],
 )
 def test_a_prompt_may_come_in_any_form(llm: LLM, convert: Callable[[list[int]], Any]) -> None:
     (output,) = llm.generate(convert(ids_of(TEXT)), greedy(), use_tqdm=False)
@@ -107,20 +92,9 @@ def test_no_prompts_give_no_outputs(llm: LLM, empty: Any) -> None:
     assert llm.generate(empty, []) == []
 
 
-def test_params_may_be_left_out(llm: LLM) -> None:
-    (output,) = llm.generate(TEXT)
-    assert 1 <= len(output.token_ids) <= SamplingParams().max_new_tokens
-
-
-def test_params_for_each_prompt_apply_to_that_prompt(llm: LLM) -> None:
-    outputs = llm.generate([TEXT] * 3, [greedy(2), greedy(5), greedy(1, logprobs=1)], use_tqdm=False)
-    assert [len(output.token_ids) for output in outputs] == [2, 5, 1]
-    assert [output.logprobs is None for output in outputs] == [True, True, False]
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_list_of_params_of_another_length_is_refused(llm: LLM, count: int) -> None:
-    with pytest.raises(ValueError, match=f"params: {count} for 2 prompts"):
+    with pytest.raises(ValueError, match="params"):
         llm.generate(["a", "b"], [greedy()] * count)
     assert not llm.engine.has_unfinished()
 
@@ -131,12 +105,9 @@ def test_a_list_of_params_of_another_length_is_refused(llm: LLM, count: int) -> 
         ("", "is empty"),
         ([], "is empty"),
         ([1, 10**6], "token id 1000000"),
-        ([1] * 1100, "max_context_len=1024"),
-        ([1] * 1020, "max_total_tokens=1024|max_context_len=1024"),
-        ([0.5], "must be text or a list of token ids"),
-        (None, "got NoneType"),
-        (5, "got int"),
-        (b"bytes", "got bytes"),
+        ([1] * 1100, "max_context_len"),
+        ([0.5], "list"),
+        (None, "NoneType"),
         ("\ud800", "UTF-8"),
     ],
     ids=lambda value: repr(value)[:20],
@@ -214,18 +185,6 @@ def test_a_keyboard_interrupt_ends_all_prompts_of_the_call_and_the_next_call_wor
     assert [len(output.token_ids) for output in llm.generate(prompts, greedy(), use_tqdm=False)] == [8] * 6
 
 
-def test_a_step_of_generate_does_not_go_through_all_the_prompts(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = LLM(checkpoint("llama"), max_running_requests=2, max_total_tokens=64)
-    finished, visits = RequestGroup.finished.fget, []
-    assert finished is not None
-    monkeypatch.setattr(RequestGroup, "finished", property(lambda group: visits.append(group) or finished(group)))
-    llm.generate([[i] for i in range(100)], SamplingParams(max_new_tokens=4, temperature=0), use_tqdm=False)
-    stats = llm.engine.stats()
-    assert len(visits) <= 8 * (stats["extend_steps"] + stats["decode_steps"]) + 2 * 100, "two requests are in a step"
-
-
 # --- chat ------------------------------------------------------------------------------------------------------------
 
 
@@ -247,12 +206,11 @@ def test_several_chats_come_back_in_order(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "named"),
     [
-        ([], "at least one message"),
-        ([[]], "at least one message"),
-        ("Hello", "list of messages"),
-        ([{"role": "user"}], "role and content"),
+        ([], "message"),
+        ("Hello", "messages"),
+        ([{"role": "user"}], "content"),
         ([{"role": "wizard", "content": "a"}], "wizard"),
-        ([CHAT, [{"role": "user"}]], "role and content"),
+        ([CHAT, [{"role": "user"}]], "conversation 1"),
         ([{"role": "user", "content": "a" * 5000}], "max_context_len"),
     ],
     ids=lambda value: str(value)[:20],
@@ -261,3 +219,171 @@ def test_a_bad_chat_is_refused_and_nothing_is_queued(llm: LLM, messages: Any, na
     with pytest.raises(ValueError, match=named):
         llm.chat(messages, greedy())
     assert not llm.engine.has_unfinished()
+
+
+MIXED = "Hi 😀, 中文 and cafe\u0301 👩\u200d👧!"
+
+
+def script(monkeypatch: pytest.MonkeyPatch, llm: LLM, text: str) -> int:
+    """Let the model say `text`, whatever it is asked; returns the number of tokens."""
+    assert llm.tokenizer is not None
+    tokens = llm.tokenizer.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(
+        llm.engine.sampler, "sample", lambda logits, reqs: torch.tensor([tokens[req.num_output_tokens] for req in reqs])
+    )
+    return len(tokens)
+
+
+def joined(pieces: list[StreamPiece]) -> tuple[str, list[int]]:
+    return "".join(piece.text for piece in pieces), [token for piece in pieces for token in piece.token_ids]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [greedy(20), SamplingParams(max_new_tokens=30, seed=3), SamplingParams(max_new_tokens=30, temperature=3.0, seed=4)],
+)
+def test_increments_joined_are_what_generate_gives(llm: LLM, params: SamplingParams) -> None:
+    """At temperature 3 with many a half character."""
+    output = llm.generate(TEXT, params)[0]
+    pieces = list(llm.stream(TEXT, params))
+    assert joined(pieces) == (output.text, output.token_ids)
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [output.finish_reason]
+    assert {piece.prompt_tokens for piece in pieces} == {output.prompt_tokens}
+    assert {piece.cached_tokens for piece in pieces} == {output.prompt_tokens - 1}
+    assert len(pieces) <= len(output.token_ids)  # fewer when the reader was behind
+
+
+def test_a_stream_never_splits_a_character(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = script(monkeypatch, llm, MIXED)
+    pieces = list(llm.stream(TEXT, greedy(count)))
+    assert joined(pieces)[0] == MIXED
+    assert len(pieces) <= count
+    assert script(monkeypatch, llm, "😀") > 1, "there was something to hold back"
+    assert not any("\ufffd" in piece.text for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("中文", "Hi 😀, "),
+        ("and cafe", "Hi 😀, 中文 "),
+        (["zzz", ", 中"], "Hi 😀"),
+        (["👧", "😀"], "Hi "),
+        ("!", MIXED[:-1]),
+        ("Hi", ""),
+        ("!!", MIXED),
+    ],
+)
+def test_a_stream_emits_nothing_of_a_stop_string(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: Any, text: str
+) -> None:
+    count = script(monkeypatch, llm, MIXED)
+    pieces = list(llm.stream(TEXT, greedy(count, stop=stop)))
+    assert joined(pieces)[0] == text
+    assert pieces[-1].finish_reason == ("length" if text == MIXED else "stop")
+    assert llm.generate(TEXT, greedy(count, stop=stop))[0].text == text
+
+
+def test_two_streams_may_be_read_in_turns(llm: LLM) -> None:
+    prompts, params = [TEXT, "The dog"], [SamplingParams(max_new_tokens=12, seed=1, ignore_eos=True), greedy(5)]
+    wanted = [llm.generate(prompt, asked)[0] for prompt, asked in zip(prompts, params, strict=True)]
+    streams = [llm.stream(prompt, asked) for prompt, asked in zip(prompts, params, strict=True)]
+    read: list[list[StreamPiece]] = [[], []]
+    for turn in range(100):
+        piece = next(streams[turn % 2], None)
+        if piece is not None:
+            read[turn % 2].append(piece)
+    assert [joined(pieces) for pieces in read] == [(output.text, output.token_ids) for output in wanted]
+
+
+def test_a_stream_catches_up_after_generate_was_called_in_between(llm: LLM) -> None:
+    wanted = llm.generate(TEXT, greedy(10))[0]
+    stream = llm.stream(TEXT, greedy(10))
+    first = next(stream)
+    llm.generate("The dog", greedy(30))
+    rest = list(stream)
+    assert joined([first, *rest]) == (wanted.text, wanted.token_ids)
+    assert len(rest) <= 1  # all its passes were made with those of `generate`
+
+
+def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> None:
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
+    next(stream)
+    paced.arrival()
+    other = Worker(llm.generate, "The dog", greedy(6))
+    until(lambda: llm.engine.turns.waiting, "the other call")
+    stream.close()  # type: ignore[attr-defined]
+    paced.open()
+    assert len(other.result()[0].token_ids) == 6
+    assert llm.engine.stats()["aborted"] == aborted + 1
+    assert not llm.engine.has_unfinished()
+
+
+def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    for piece in llm.stream(TEXT, greedy(50, logits_processors=[paced])):
+        assert llm.engine.is_unfinished(piece.request_id)
+        break
+    paced.open()
+    assert not llm.engine.has_unfinished()
+    assert llm.engine.stats()["aborted"] == aborted + 1
+
+
+def test_a_stream_checks_at_once_and_queues_when_it_is_first_read(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="is empty"):
+        llm.stream("")
+    llm.stream(TEXT)
+    assert not llm.engine.has_unfinished()
+
+
+def test_a_stream_whose_request_is_aborted_ends_and_says_so(llm: LLM) -> None:
+    paced = Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
+    rid = next(stream).request_id
+    paced.arrival()
+    abort = Worker(llm.engine.abort, rid)
+    until(lambda: llm.engine.turns.waiting, "who aborts")
+    paced.open()
+    assert abort.result().token_ids
+    assert list(stream)[-1].finish_reason == "abort"
+
+
+def test_a_stream_of_n_completions_marks_each_piece_with_its_index(llm: LLM) -> None:
+    params = SamplingParams(max_new_tokens=12, n=3, seed=5)
+    wanted = llm.generate(TEXT, params)[0].outputs
+    pieces = list(llm.stream(TEXT, params))
+    for completion in wanted:
+        parts = [piece for piece in pieces if piece.index == completion.index]
+        assert joined(parts) == (completion.text, completion.token_ids)
+        assert [piece.finish_reason for piece in parts] == [None] * (len(parts) - 1) + [completion.finish_reason]
+    assert {piece.index for piece in pieces} == {0, 1, 2}
+
+
+def interrupted(stream: Iterator[StreamPiece]) -> None:
+    """Ctrl-C here, before the next piece has come."""
+    Worker(signal.pthread_kill, threading.main_thread().ident, signal.SIGINT)
+    next(stream)
+
+
+def test_an_interrupted_stream_leaves_nothing_behind(llm: LLM) -> None:
+    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
+    stream = llm.stream(TEXT, greedy(50, logits_processors=[paced]))
+    next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(stream)
+    stream.close()  # type: ignore[attr-defined]
+    paced.open()
+    assert list(stream) == []
+    assert llm.engine.stats()["aborted"] == aborted + 1
+
+
+def test_a_checkpoint_without_tokenizer_serves_ids_and_says_so_of_text_and_chats(checkpoint: Checkpoint) -> None:
+    bare = LLM(checkpoint())
+    with pytest.raises(InvalidRequestError, match="prompt 1"):
+        bare.generate([[1, 2], "text"])
+    with pytest.raises(ValueError, match="tokenizer"):
+        bare.chat(CHAT)
+    (output,) = bare.generate([1, 2, 3], greedy())
+    assert (len(output.token_ids), output.text) == (8, "")
+    assert joined(list(bare.stream([1, 2, 3], greedy())))[1] == output.token_ids

@@ -1,17 +1,16 @@
 """num_scheduler_steps: groups of decode passes give the tokens, ends and slots that single passes give."""
 
-import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from nanoinfer import SamplingParams
-from nanoinfer.config import EngineConfig
-from nanoinfer.engine.engine import Engine
+from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.stream_pieces import PieceReader
-from nanoinfer.scheduling.multi_step import MultiStepScheduler
+from nanoinfer.scheduling.multi_step import DecodeGroup
 from nanoinfer.scheduling.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.fakes import FakeServer
@@ -20,19 +19,6 @@ GROUPS = [2, 3, 8]
 
 
 PROMPTS = [[1, 2, 3, 4, 5], [1, 2, 3, 9], [7], [1, 2, 3, 4, 5, 6, 7, 8]]
-
-
-def visits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts visits to the scheduler: grows by one with each."""
-    seen: list[int] = []
-    plan = Scheduler.schedule
-    monkeypatch.setattr(Scheduler, "schedule", lambda self: (seen.append(1), plan(self))[1])
-    return seen
-
-
-def holders(engine: Engine) -> dict[int, Req]:
-    """The running requests, by request id."""
-    return {req.request_id: req for req in engine.scheduler.running}
 
 
 # --- the same as without ---------------------------------------------------------------------------------------------
@@ -108,7 +94,9 @@ def test_the_scheduler_is_visited_once_per_group(monkeypatch: pytest.MonkeyPatch
     engine = make_engine(num_scheduler_steps=k)
     engine.add_request([1], greedy(12))
     engine.add_request([50], greedy(5))
-    seen = visits(monkeypatch)
+    seen: list[int] = []
+    plan = Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: (seen.append(1), plan(self))[1])
     steps = 0
     while engine.has_unfinished():
         step(engine)
@@ -129,45 +117,6 @@ def test_a_step_returns_each_request_once_with_the_tokens_of_all_its_passes() ->
     assert [piece.token_ids for piece in reader.read()] == [[3, 4, 5, 6]]
     assert set(step(engine)) == {long}
     assert_all_free(engine)
-
-
-def test_every_pass_is_counted_timed_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    engine = make_engine(num_scheduler_steps=4, clock=clock)
-    engine.add_request([1], greedy(9))
-    engine.add_request([50], greedy(3))
-    model, plain = engine.model_runner, engine.model_runner.model
-
-    def slow(*args: Any) -> Any:
-        clock.now += 2.0
-        return plain(*args)
-
-    model.model = slow
-    with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
-        step(engine)
-        step(engine)
-    stats = engine.stats()
-    assert (stats.extend_steps, stats.decode_steps, stats.output_tokens) == (1, 4, 8)
-    assert (stats.decode_step_seconds, stats.longest_step_seconds, stats.tokens_per_second) == (2.0, 2.0, 0.8)
-    lines = [record.getMessage().split()[:5] for record in caplog.records[1:]]
-    assert [line[0] for line in lines] == [f"step={i}" for i in range(1, 6)]
-    assert [line[2:] for line in lines[2:4]] == [
-        ["reqs=2", "tokens=2", "running=1"],
-        ["reqs=1", "tokens=1", "running=1"],
-    ]
-
-
-def test_the_last_batch_is_that_of_the_last_pass() -> None:
-    engine = make_engine(num_scheduler_steps=3)
-    engine.add_request([1, 2], greedy(9))
-    engine.add_request([50, 51], greedy(3))
-    step(engine)
-    step(engine)
-    batch = engine.last_batch
-    assert batch is not None
-    assert (len(batch.reqs), batch.input_ids.tolist(), batch.seq_lens.tolist()) == (1, [5], [5])
-    row = holders(engine)[0].req_pool_idx
-    assert batch.out_cache_loc.tolist() == [engine.cache.rows[row, 4]]
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------
@@ -259,12 +208,113 @@ def test_while_a_prompt_is_partly_computed_every_pass_is_followed_by_its_next_ch
     assert_all_free(engine)
 
 
-def test_without_groups_nothing_of_this_is_there() -> None:
-    assert type(make_engine().scheduler) is Scheduler
-    assert type(make_engine(num_scheduler_steps=2).scheduler) is MultiStepScheduler
+# --- what comes between ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, None, "2"])
-def test_only_whole_numbers_from_one_on_are_taken(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"num_scheduler_steps=.*: must be an integer of at least 1"):
-        EngineConfig(1, 8, 8, num_scheduler_steps=value)
+@pytest.mark.parametrize("broken", [3, 4, 5], ids=["first pass", "second pass", "last pass"])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_exception_in_a_pass_ends_the_requests_of_the_group_and_frees_all_slots(broken: int, page_size: int) -> None:
+    engine = make_engine(rows=2, page_size=page_size, num_scheduler_steps=3)
+    long, short = engine.add_request([1], greedy(9)), engine.add_request([50], greedy(3))
+    waiting = engine.add_request([80], greedy(2))
+    model_of(engine).fail_at = broken - 1
+    step(engine)
+    with pytest.raises(RuntimeError, match="the model broke"):
+        engine.step()
+    engine.check_integrity()
+    assert not engine.scheduler.running
+    outputs = step(engine)
+    assert (outputs[long].finish_reason, outputs[long].token_ids) == ("abort", list(range(2, broken)))
+    assert isinstance(outputs[long].error, RuntimeError)
+    ended = broken == 5
+    assert outputs[short].finish_reason == ("length" if ended else "abort")
+    assert outputs[short].token_ids == list(range(51, 49 + broken))
+    assert finish(engine)[waiting].token_ids == [81, 82]
+    stats = engine.stats()
+    assert (stats.finished, stats.failed) == (1 + ended, 2 - ended)
+    assert_all_free(engine)
+
+
+def test_a_deadline_that_passes_in_a_group_takes_effect_after_it() -> None:
+    clock = Clock()
+    engine = make_engine(num_scheduler_steps=4, clock=clock)
+    rid = engine.add_request([1], greedy(20), timeout_s=5.0)
+    step(engine)
+    plain = engine.model_runner.model
+
+    def slow(*args: Any) -> Any:
+        clock.now += 3.0
+        return plain(*args)
+
+    engine.model_runner.model = slow
+    assert step(engine)[rid].token_ids == [2, 3, 4, 5, 6]
+    last = step(engine)[rid]
+    assert (last.finish_reason, len(last.token_ids)) == ("timeout", 5)
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("change", ["abort", "pause"])
+def test_between_steps_requests_come_and_go_as_ever(change: str) -> None:
+    engine = make_engine(rows=2, num_scheduler_steps=3, page_size=4)
+    first, second = engine.add_request([1], greedy(12)), engine.add_request([50], greedy(12))
+    step(engine)
+    step(engine)
+    getattr(engine, change)(first)
+    engine.check_integrity()
+    third = engine.add_request([80], greedy(2))
+    last = step(engine)
+    assert last[third].token_ids == [81]
+    if change == "pause":
+        engine.resume(first)
+    last = finish(engine)
+    assert last[second].token_ids == list(range(51, 63))
+    assert change == "abort" or last[first].token_ids == list(range(2, 14))
+    assert_all_free(engine)
+
+
+# --- moving on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_group_moves_on_as_the_operator_does(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass, with requests that end in the middle: they are padding from then on, behind the others."""
+    compared = []
+    advance = DecodeGroup.advance
+    server = FakeServer(256, page_size=page_size, num_scheduler_steps=8, vocab_size=4)
+    table = server.cache.rows.astype(np.int64)[:, ::page_size] // page_size
+
+    def checked(group: DecodeGroup) -> Any:
+        table[:] = server.cache.rows[:, ::page_size] // page_size
+        going_on = [i for i, req in enumerate(group.reqs) if not req.finished]
+        order = [*going_on, *(i for i in range(len(group.seq_lens)) if i not in going_on)]
+        rows = [int(group._rows[i]) if i < len(group.reqs) else 0 for i in order]
+        names = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
+        wanted = {name: torch.from_numpy(getattr(group, name)[order]) for name in names}
+        newest = [[int(req.token_ids[req.num_tokens - 1])] for req in group.reqs if not req.finished]
+        npu_advance_step_flashattn(
+            wanted["input_tokens"],
+            torch.tensor(newest),
+            wanted["input_positions"],
+            wanted["seq_lens"],
+            wanted["slot_mapping"],
+            torch.from_numpy(table[rows]),
+            len(order),
+            len(going_on),
+            page_size,
+        )
+        wanted["seq_lens"][len(going_on) :] = 0  # the operator leaves what was there
+        before = {name: getattr(group, name).ctypes.data for name in names}
+        batch = advance(group)
+        for name in names:
+            assert getattr(group, name).tolist() == wanted[name].tolist(), name
+            assert getattr(group, name).ctypes.data == before[name], "the same memory"
+        assert batch.out_cache_loc.tolist() == wanted["slot_mapping"][: len(going_on)].tolist()
+        compared.append((len(order), len(going_on)))
+        return batch
+
+    monkeypatch.setattr(DecodeGroup, "advance", checked)
+    for i in range(6):
+        server.add([i, 2, 3], 4 + 3 * i, stop_token_ids=[i % 4])
+    server.run()
+    assert any(0 < going_on < rows for rows, going_on in compared)
+    server.check_all_free()

@@ -152,24 +152,18 @@ def test_settings_may_be_assigned_until_the_prefill(engine: InferenceEngine) -> 
     assert session.generated_ids == engine.generate(PROMPTS[0], 3, **GREEDY)
 
 
-def test_no_sessions_make_no_pass(engine: InferenceEngine) -> None:
-    before = replace(engine.account)
-    assert engine.decode_step_sessions([]).shape == (0, engine.model.config.vocab_size)
-    assert engine.account == before
-
-
 def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -> None:
     good = prefilled(engine, PROMPTS[0])
     before, lengths = replace(engine.account), [layer[0].shape for layer in good.kv_cache]
-    with pytest.raises(ValueError, match=r"sessions\[1\]: has finished"):
+    with pytest.raises(ValueError, match=r"sessions\[1\]"):
         engine.decode_step_sessions([good, prefilled(InferenceEngine(engine.model), [1], max_new_tokens=1)])
-    with pytest.raises(ValueError, match=r"sessions\[1\]: has not been prefilled"):
+    with pytest.raises(ValueError, match=r"sessions\[1\]"):
         engine.decode_step_sessions([good, InferenceSession(engine)])
     with pytest.raises(ValueError, match="twice"):
         engine.decode_step_sessions([good, good])
-    with pytest.raises(ValueError, match="prefilled before"):
+    with pytest.raises(ValueError, match="prefill"):
         good.prefill([1])
-    with pytest.raises(ValueError, match="not been prefilled"):
+    with pytest.raises(ValueError, match="prefill"):
         InferenceSession(engine).step_once()
     assert (engine.account, [layer[0].shape for layer in good.kv_cache]) == (before, lengths)
 
@@ -182,10 +176,7 @@ def test_bad_sessions_are_refused_and_nothing_changes(engine: InferenceEngine) -
         ("text", {}, "no tokenizer files"),
         ([1] * 250, {"max_new_tokens": 7}, "max_context_len=256"),
         ([1], {"max_new_tokens": 1.5}, "max_new_tokens=1.5"),
-        ([1], {"max_new_tokens": False}, "max_new_tokens=False"),
-        ([1] * 256, {"max_new_tokens": 0}, "max_context_len=256"),
         ([1], {"do_sample": 0}, "do_sample=0"),
-        ([1], {"do_sample": False, "temperature": -1.0}, "temperature=-1.0"),
         ([1], {"temperature": -1.0}, "temperature=-1.0"),
         ([1], {"top_k": -2}, "top_k=-2"),
     ],
@@ -237,17 +228,6 @@ def test_run_gives_prompt_and_output_as_text(story: LLM) -> None:
     assert scheduler.run() == expected, "nothing is lost by asking again"
 
 
-def test_text_needs_a_tokenizer(engine: InferenceEngine) -> None:
-    with pytest.raises(ValueError, match="no tokenizer files"):
-        prefilled(engine, [1]).decode_text()
-
-
-def test_text_prompts_too_long_are_refused_by_the_same_error_as_in_the_engine(story: LLM) -> None:
-    for refuse in (story.engine.add_request, OfflineScheduler(InferenceEngine(story.model)).add_request):
-        with pytest.raises(InvalidRequestError, match="max_context_len=1024"):
-            refuse("word " * 2000)  # type: ignore[operator]
-
-
 # --- what it costs -----------------------------------------------------------------------------------------------
 
 
@@ -265,97 +245,6 @@ def test_the_account_of_a_padded_step(engine: InferenceEngine) -> None:
     )
 
 
-def test_one_by_one_pads_nothing_and_copies_as_much(engine: InferenceEngine) -> None:
-    costs = []
-    for batched in (False, True):
-        scheduler = OfflineScheduler(engine, batched)
-        for prompt in PROMPTS:
-            scheduler.add_request(prompt, 5, **GREEDY)
-        before = replace(engine.account)
-        while scheduler.has_unfinished():
-            scheduler.step()
-        costs.append(engine.account - before)
-    one_by_one, padded = costs
-    assert (one_by_one.decode_bytes_padding, one_by_one.forwards, padded.forwards) == (0, 16, 4)
-    assert padded.decode_bytes_padding > 0
-    assert (one_by_one.bytes_copied, one_by_one.decode_bytes_used) == (padded.bytes_copied, padded.decode_bytes_used)
-
-
-# --- interrupted, misused, resumed -------------------------------------------------------------------------------
-
-
-def test_a_pass_that_was_not_sampled_from_can_be_made_again(engine: InferenceEngine) -> None:
-    session, other = prefilled(engine, PROMPTS[0]), prefilled(engine, PROMPTS[2])
-    first = engine.decode_step_sessions([session, other])
-    torch.testing.assert_close(engine.decode_step_sessions([session, other]), first, rtol=1e-4, atol=1e-4)
-    while not session.finished:
-        session.step_once()
-    assert session.generated_ids == engine.generate(PROMPTS[0], 4, **GREEDY)
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_step_interrupted_while_sampling_changes_no_tokens(
-    batched: bool, engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = OfflineScheduler(engine, batched)
-    for prompt, n in zip(PROMPTS, (2, 4, 4, 4), strict=True):
-        scheduler.add_request(prompt, n, **GREEDY)
-    sample, calls = engine.sampler.sample, []
-
-    def interrupted(*args: Any) -> torch.Tensor:
-        calls.append(args)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return sample(*args)
-
-    monkeypatch.setattr(engine.sampler, "sample", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        scheduler.step()  # the first has ended by now, the second has its token, the others not
-    while scheduler.has_unfinished():
-        scheduler.step()
-    expected = [engine.generate(prompt, n, **GREEDY) for prompt, n in zip(PROMPTS, (2, 4, 4, 4), strict=True)]
-    assert [session.generated_ids for session in scheduler.sessions.values()] == expected
-
-
-def test_a_session_stepped_to_its_end_by_hand_does_not_stop_the_others(engine: InferenceEngine) -> None:
-    scheduler = OfflineScheduler(engine)
-    for prompt in PROMPTS[:2]:
-        scheduler.add_request(prompt, 3, **GREEDY)
-    assert scheduler.kv_bytes == (5 + 1) * engine.kv_bytes_per_token
-    while not scheduler.sessions[0].finished:
-        scheduler.sessions[0].step_once()
-    assert sorted(scheduler.step()) == [1]
-    scheduler.step()
-    assert (scheduler.has_unfinished(), scheduler.kv_bytes) == (False, 0)
-
-
-def test_a_released_session_says_so(engine: InferenceEngine) -> None:
-    session = prefilled(engine, [1, 2])
-    session.release()
-    with pytest.raises(ValueError, match="its K/V has been released"):
-        session.step_once()
-
-
-@pytest.mark.parametrize("shape", [(2, 320), (319,), (320, 1), ()])
-def test_logits_that_are_not_one_row_are_refused(shape: tuple[int, ...], engine: InferenceEngine) -> None:
-    session = prefilled(engine, [1, 2])
-    with pytest.raises(ValueError, match="last_logits: shape"):
-        session.apply_batch_logits(torch.zeros(shape))
-    assert len(session.generated_ids) == 1
-
-
-def test_a_prefill_that_fails_leaves_the_session_as_it_was(
-    engine: InferenceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = InferenceSession(engine, 3, **GREEDY)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.sampler, "sample", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            session.prefill(PROMPTS[0])
-    assert (session.kv_cache, session.generated_ids, session.finished) == ([], [], False)
-    session.prefill(PROMPTS[0])
-
-
 def test_a_model_loaded_for_a_short_context_keeps_to_it(checkpoint: Checkpoint) -> None:
     engine = InferenceEngine(LLM(checkpoint("llama"), max_context_len=32, max_total_tokens=64).model)
     with pytest.raises(InvalidRequestError, match="max_context_len=32"):
@@ -363,30 +252,41 @@ def test_a_model_loaded_for_a_short_context_keeps_to_it(checkpoint: Checkpoint) 
     assert len(engine.generate([1] * 20, 12, **GREEDY)) == 12
 
 
-def test_running_without_a_tokenizer_is_refused_before_the_first_step(engine: InferenceEngine) -> None:
-    scheduler = OfflineScheduler(engine)
-    scheduler.add_request([1], 5, **GREEDY)
-    before = replace(engine.account)
-    with pytest.raises(ValueError, match="no tokenizer files"):
-        scheduler.run()
-    assert engine.account == before
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_new_tokens", 9), ("temperature", 1.0), ("top_k", 3), ("stop_on_eos", True), ("seed", 1)]
+)
+def test_settings_are_fixed_by_the_prefill(name: str, value: Any, engine: InferenceEngine) -> None:
+    session = prefilled(engine, PROMPTS[0])
+    before = getattr(session, name)
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        setattr(session, name, value)
+    assert getattr(session, name) == before
 
 
-def test_arguments_that_would_be_dropped_are_refused(engine: InferenceEngine, checkpoint: Checkpoint) -> None:
-    for options in ({"dtype": "bfloat16"}, {"device": "cpu"}):
-        with pytest.raises(ValueError, match="a loaded model has both already"):
-            InferenceEngine(engine.model, **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"llm\.model"):
-        InferenceEngine(object())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="stop_on_eos=1"):
-        InferenceSession(engine, stop_on_eos=1)  # type: ignore[arg-type]
-    stranger = prefilled(InferenceEngine(checkpoint("qwen3", num_key_value_heads=1)), [1, 2])
-    with pytest.raises(ValueError, match="another model"):
-        engine.decode_step_sessions([stranger])
-    assert InferenceEngine(checkpoint("llama"), dtype="bfloat16").model.dtype == torch.bfloat16
+def test_step_count_counts_the_sampled_tokens(engine: InferenceEngine) -> None:
+    session = InferenceSession(engine, 3, **GREEDY)
+    counts = [session.step_count]
+    session.prefill(PROMPTS[0])
+    counts.append(session.step_count)
+    while not session.finished:
+        session.step_once()
+        counts.append(session.step_count)
+    session.step_once()
+    assert [*counts, session.step_count] == [0, 1, 2, 3, 3]
 
 
-def test_without_a_cache_nothing_is_copied(checkpoint: Checkpoint) -> None:
-    engine = InferenceEngine(checkpoint("llama"))
-    engine.generate(PROMPTS[0], 4, use_cache=False, **GREEDY)
-    assert engine.account.bytes_copied == 0
+@pytest.mark.parametrize("unlimited", [0, -1])
+def test_without_a_limit_a_session_goes_on_to_the_end_of_the_context(unlimited: int, checkpoint: Checkpoint) -> None:
+    engine, prompt = (
+        InferenceEngine(LLM(checkpoint("llama"), max_context_len=24, max_total_tokens=64).model),
+        PROMPTS[0],
+    )
+    assert engine.generate(prompt, unlimited, **GREEDY) == engine.generate(prompt, 24 - len(prompt), **GREEDY)
+    with pytest.raises(ValueError, match="max_context_len=24"):
+        engine.generate([1] * 24, unlimited, **GREEDY)
+
+
+def test_without_sampling_a_session_is_greedy_at_any_temperature(engine: InferenceEngine) -> None:
+    settings: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 1, "stop_on_eos": False}
+    assert engine.generate(PROMPTS[0], 8, do_sample=False, **settings) == engine.generate(PROMPTS[0], 8, **GREEDY)
+    assert engine.generate(PROMPTS[0], 8, **settings) != engine.generate(PROMPTS[0], 8, **GREEDY)

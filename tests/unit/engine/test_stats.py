@@ -12,7 +12,6 @@ from nanoinfer import EngineStats, SamplingParams
 from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
 from nanoinfer.kernels import Selection, TorchKernels
 from nanoinfer.kernels.selection import selected
-from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
@@ -20,20 +19,6 @@ LINE = re.compile(
     r"step=(\d+) mode=(EXTEND|DECODE) reqs=(\d+) tokens=(\d+) running=(\d+) waiting=(\d+) free=(\d+) evictable=(\d+)"
     r" protected=(\d+) retracted=(\d+) ms=(\d+\.\d)"
 )
-
-
-def test_before_the_first_line_is_one_that_names_what_computes(caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine()
-    reason = "not cpp: no C++ compiler"
-    engine.model_runner.attention_backend = selected(TorchNativeBackend(), "torch_native", reason)
-    engine.add_request([5], greedy(4))
-    step(engine)
-    with caplog.at_level(logging.INFO, logger="nanoinfer.engine"):
-        step(engine)
-        step(engine)
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == f"kernels=CountingModel attention_backend=torch_native ({reason}) capture=no (capture=False)"
-    assert [line.split()[0] for line in lines[1:]] == ["step=2", "step=3"]
 
 
 @pytest.mark.parametrize("choice", [Selection("torch", "not cpp: dtype float16; not onednn: dtype float16"), None])
@@ -62,14 +47,6 @@ def test_every_step_logs_one_line_in_one_format(caplog: pytest.LogCaptureFixture
     assert logged[1][1:4] == ("DECODE", "1", "1")
     assert sum(int(line[9]) for line in logged) == engine.stats().retractions > 0
     assert {record.levelname for record in caplog.records} == {"INFO"}
-
-
-def test_nothing_is_logged_below_info(caplog: pytest.LogCaptureFixture) -> None:
-    engine = make_engine()
-    with caplog.at_level(logging.WARNING, logger="nanoinfer.engine"):
-        engine.add_request([5], greedy())
-        step(engine)
-    assert not caplog.records
 
 
 def test_slots_add_up_to_all_there_are_and_each_kind_is_named() -> None:
@@ -158,11 +135,6 @@ def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
         "longest_step_seconds": 0.5,
     }
     assert (meter.extend_steps, meter.decode_steps) == (2, RECENT_STEPS)
-
-
-def test_the_documentation_names_every_field() -> None:
-    assert EngineStats.__doc__ is not None
-    assert [field.name for field in fields(EngineStats) if f"`{field.name}`" not in EngineStats.__doc__] == []
 
 
 def test_stats_are_a_mapping_of_their_fields() -> None:

@@ -59,27 +59,12 @@ def test_cached_tokens_that_nobody_uses_count_as_room_and_are_evicted_when_it_is
     server.check_all_free()
 
 
-def test_evicted_tokens_are_summed() -> None:
-    server = FakeServer(max_total_tokens=20)
-    for tokens in (A, B, C):
-        server.serve(tokens[:15], max_new_tokens=1)
-    assert server.cache.evicted_tokens == 30
-
-
 @pytest.mark.parametrize(("page_size", "ratio", "slots"), [(1, 0.5, 10), (1, 0.001, 6), (1, 1.0, 14), (4, 0.3, 8)])
 def test_what_a_request_may_ask_for_is_rounded_up(page_size: int, ratio: float, slots: int) -> None:
     """Of 14 slots at most, for 5 tokens that are there and a share of 9 others; in whole pages."""
     server = FakeServer(page_size=page_size)
     req = server.add(A[:5], max_new_tokens=10)
     assert server.cache.outstanding_size(req, ratio) == slots
-
-
-def test_a_request_with_slots_for_later_tokens_asks_for_no_less_than_nothing() -> None:
-    """Or the slots would count as room for others."""
-    server = FakeServer()
-    req = server.add(A[:5], max_new_tokens=10)
-    req.allocated_len = 12
-    assert [server.cache.outstanding_size(req, ratio) for ratio in (0.001, 0.5, 1.0)] == [0, 0, 2]
 
 
 def test_nothing_is_evicted_while_there_is_room() -> None:
@@ -248,20 +233,3 @@ def test_a_cached_prefix_that_nobody_keeps_locked_is_room_that_a_blocked_request
         server.step()
         assert late in server.scheduler.waiting
         assert server.tree.look_ups == before
-
-
-def test_a_prefix_is_hit_when_its_request_is_admitted_not_whenever_it_is_considered() -> None:
-    server = FakeServer(max_total_tokens=40, eviction_policy="lfu")
-    server.serve(A[:6], max_new_tokens=1)
-    (node,) = (node for _, node in server.tree.nodes())
-    assert node.hit_count == 0, "whoever computes it does not hit it"
-    server.add(B[:6], max_new_tokens=20)
-    server.step()
-    blocked = server.add([*A[:6], 1], max_new_tokens=20)
-    for i in range(5):
-        server.add([i], max_new_tokens=20)  # an arrival makes admission look again
-        server.step()
-    assert blocked in server.scheduler.waiting
-    assert node.hit_count == 0
-    server.run()
-    assert node.hit_count == 1

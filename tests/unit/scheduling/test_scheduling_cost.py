@@ -98,28 +98,3 @@ def test_a_step_does_the_same_work_however_many_wait(policy: str) -> None:
             bare_step(server)
         counts.append(calls)
     assert counts[0] == counts[1]
-
-
-def test_where_the_tree_never_changes_the_waiting_are_ranked_once(policy: CountingPolicy) -> None:
-    server = FakeServer(max_running_requests=1, schedule_policy="counting", disable_radix_cache=True)
-    reqs = [server.add([10 + i], max_new_tokens=2) for i in range(5)]
-    server.run()
-    assert policy.ranked == [5]
-    assert_as_expected(server, *reqs)
-
-
-def test_an_eviction_does_not_make_the_waiting_be_ranked_anew(policy: CountingPolicy) -> None:
-    server = FakeServer(max_total_tokens=40, schedule_policy="counting")
-    server.serve(C[:10], max_new_tokens=1)
-    server.add(A[:5], max_new_tokens=34)
-    server.step()
-    blocked = server.add(B[:5], max_new_tokens=30)
-    server.add(C[10:15], max_new_tokens=30)
-    bare_step(server)
-    ranked = len(policy.ranked)
-    while server.tree.total_size() > 5:  # until the first's decode has evicted what no request uses
-        bare_step(server)
-    assert server.cache.evicted_tokens == 10
-    server.abort(blocked)  # the other is considered now
-    bare_step(server)
-    assert len(policy.ranked) == ranked

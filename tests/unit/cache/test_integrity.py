@@ -1,13 +1,70 @@
-"""The radix cache, printed; and what RadixCache.check_integrity notices."""
+"""check_integrity: a slot, row or lock without its one owner is noticed; and how a tree prints."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.requests.req import Req
+from tests.helpers.fakes import A, FakeServer
 from tests.helpers.trees import make_cache, put
+
+
+def lose_a_slot(server: FakeServer, req: Req) -> None:
+    req.allocated_len -= 1
+
+
+def share_a_slot(server: FakeServer, req: Req) -> None:
+    server.cache.rows[req.req_pool_idx, req.tree_len] = server.cache.rows[req.req_pool_idx, 0]
+
+
+def free_a_slot(server: FakeServer, req: Req) -> None:
+    server.pool.free(server.cache.rows[req.req_pool_idx, req.tree_len : req.tree_len + 1])
+
+
+def free_the_row(server: FakeServer, req: Req) -> None:
+    server.rows.free([req.req_pool_idx or 0])
+
+
+def let_go(server: FakeServer, req: Req) -> None:
+    assert req.last_node is not None
+    server.tree.dec_lock_ref(req.last_node)
+
+
+def lock_for_nobody(server: FakeServer, req: Req) -> None:
+    assert req.last_node is not None
+    server.tree.inc_lock_ref(req.last_node)
+
+
+@pytest.mark.parametrize("corrupt", [lose_a_slot, share_a_slot, free_a_slot, free_the_row, let_go, lock_for_nobody])
+def test_check_integrity_notices(corrupt: Any) -> None:
+    server = FakeServer()
+    req = server.add(A[:4], max_new_tokens=6)
+    for _ in range(3):
+        server.step()
+    server.cache.check_integrity(server.scheduler.running)
+    corrupt(server, req)
+    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
+        server.cache.check_integrity(server.scheduler.running)
+
+
+def test_check_integrity_notices_a_slot_that_nothing_owns() -> None:
+    server = FakeServer()
+    server.serve(A[:4], max_new_tokens=1)
+    assert server.pool.alloc(1) is not None
+    with pytest.raises(RuntimeError, match=r"slot 4 has 0 owners, must have 1 \(1 such slots\)"):
+        server.cache.check_integrity([])
+
+
+def test_check_integrity_notices_a_running_request_that_nobody_counts() -> None:
+    server = FakeServer()
+    server.add(A[:4], max_new_tokens=6)
+    server.step()
+    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
+        server.cache.check_integrity([])
 
 
 def test_pretty_print_shows_tokens_slots_and_locks_a_node_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,16 +86,11 @@ def test_pretty_print_shows_tokens_slots_and_locks_a_node_a_line(capsys: pytest.
     assert "20 tokens [20, 21, 22, 23, 24, 25, ...]" in long
 
 
-def test_an_empty_tree_prints_too(capsys: pytest.CaptureFixture[str]) -> None:
-    make_cache().pretty_print()
-    assert capsys.readouterr().out.startswith("root: 0 tokens")
-
-
 def add_a_page(cache: RadixCache, node: TreeNode) -> None:
     node.key, node.value = np.tile(node.key, 2), np.tile(node.value, 2)
 
 
-def lose_a_slot(cache: RadixCache, node: TreeNode) -> None:
+def shorten(cache: RadixCache, node: TreeNode) -> None:
     node.value = node.value[:-1]
 
 
@@ -68,7 +120,7 @@ def half_a_page(cache: RadixCache, node: TreeNode) -> None:
     ("corrupt", "problem"),
     [
         (add_a_page, "sizes"),
-        (lose_a_slot, "as many slots"),
+        (shorten, "as many slots"),
         (cut_off, "wrong parent"),
         (rename, "wrong parent"),
         (lock_below, "locked below an unlocked parent"),
@@ -76,7 +128,7 @@ def half_a_page(cache: RadixCache, node: TreeNode) -> None:
         (half_a_page, "without whole pages"),
     ],
 )
-def test_check_integrity_notices(corrupt: Callable[[RadixCache, TreeNode], None], problem: str) -> None:
+def test_the_trees_own_check_notices(corrupt: Callable[[RadixCache, TreeNode], None], problem: str) -> None:
     cache = make_cache(page_size=4)
     put(cache, [1, 2, 3, 4, 5, 6, 7, 8])
     cache.match_prefix([1, 2, 3, 4])

@@ -1,27 +1,21 @@
-"""StepGuard: what a step promises when signals arrive, when exceptions come in pairs, and when they are no Exception."""
+"""What is left when a handler of a signal raises in a step or in a call, in one thread and while several use an engine."""
 
-import _signal
-import ctypes
-import gc
 import signal
-import sys
-import weakref
+import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.engine.engine import Engine
-from nanoinfer.threads import signals
-from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, model_of, step
+from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.interrupts import Interrupted, raising
-from tests.helpers.own_names import module_with
+from tests.helpers.waiting import Worker, until
 
 
-@pytest.fixture(params=[signal.SIGINT, signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
+@pytest.fixture(params=[signal.SIGINT, signal.SIGALRM], ids=lambda number: number.name)
 def number(request: pytest.FixtureRequest) -> Iterator[int]:
     """A signal whose Python handler raises Interrupted."""
     with raising(request.param):
@@ -95,36 +89,6 @@ def test_a_handler_that_raises_gets_in_at_once_in_forward_and_sample(
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("error", [ValueError("a slot is missing"), Interrupted("a panic")])
-def test_when_ending_a_failed_pass_fails_too_its_requests_end_at_the_start_of_the_next_step(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    """They must not go on: the K/V of the pass may not be there, and their tokens would be wrong without an error."""
-    engine = make_engine()
-    failing, waiting = engine.add_request([5, 6], greedy(4)), engine.add_request([50], greedy(4))
-    step(engine)
-    model = model_of(engine)
-    model.fail_at = model.passes + 1
-
-    def second_failure(reqs: list[Any], *args: Any) -> None:
-        if reqs:
-            raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "end", second_failure)
-        with pytest.raises(type(error), match=str(error)) as raised:
-            engine.step()
-    assert raised.value.__context__ is model.error
-    late = engine.add_request([80], greedy(2))
-    outputs = finish(engine)
-    for rid in (failing, waiting):
-        assert (outputs[rid].finish_reason, len(outputs[rid].token_ids)) == ("abort", 1)
-        assert outputs[rid].error is model.error
-    assert outputs[late].token_ids == [81, 82]
-    assert engine.stats().failed == 2
-    assert_all_free(engine)
-
-
 def test_what_is_no_exception_from_the_tokenizer_ends_its_requests_and_the_engine_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,32 +128,6 @@ def test_nothing_is_queued_when_a_handler_raises_in_add_request(monkeypatch: pyt
     assert_all_free(engine)
 
 
-def test_a_request_is_queued_only_if_its_caller_gets_the_id(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """The signal comes as `submit` returns, when its variables are deleted: by C code, so that its handler has not run
-    yet. From there to the caller's variable, there must be no place where Python would run it."""
-
-    class Variable:
-        pass
-
-    raise_signal = ctypes.CDLL(None)["raise"]
-    raise_signal.argtypes = [ctypes.c_int, ctypes.py_object]
-    callback = partial(raise_signal, number)
-    engine, refs = make_engine(), []
-    returned: int | None = None
-    submit = engine.submit
-
-    def interrupted(group: Any) -> int:
-        variable = Variable()
-        refs.append(weakref.ref(variable, callback))
-        return submit(group)
-
-    monkeypatch.setattr(engine, "submit", interrupted)
-    with pytest.raises(Interrupted):  # noqa: PT012 - it is raised by the last statement
-        returned = engine.add_request([5], params=greedy(2))
-        str(returned)
-    assert list(engine.open_requests.groups) == [returned]
-
-
 @pytest.mark.parametrize("call", ["abort", "abort_all", "shutdown"])
 def test_the_outputs_of_requests_that_end_are_kept_when_a_handler_raises(
     monkeypatch: pytest.MonkeyPatch, call: str, number: int
@@ -204,70 +142,6 @@ def test_the_outputs_of_requests_that_end_are_kept_when_a_handler_raises(
     assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("abort", [6])
     assert engine.abort(rid) is None
     assert_all_free(engine)
-
-
-# --- the shield itself -------------------------------------------------------------------------------------------
-
-
-def test_every_handler_is_back_when_one_raises_while_they_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived = []
-
-    def raises(number: int, frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)}
-    handlers = {signal.SIGALRM: raises}
-    handlers |= {number: lambda number, frame: arrived.append(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    try:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        once_more = iter([True])
-
-        def restored(number: int, handler: Any) -> Any:
-            result = _signal.signal(number, handler)
-            if handler is raises and next(once_more, False):
-                signal.raise_signal(number)  # as soon as its handler is back
-            return result
-
-        engine = make_engine()
-        rid = engine.add_request([5], greedy(3))
-        with monkeypatch.context() as patch:
-            patch.setattr(signals, "_signal", module_with(_signal, signal=restored))
-            with pytest.raises(Interrupted):
-                engine.step()
-        assert {number: signal.getsignal(number) for number in handlers} == handlers
-        signal.raise_signal(signal.SIGUSR1)
-        assert arrived == [signal.SIGUSR1]
-        assert finish(engine)[rid].finished
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_a_handler_that_raises_as_it_is_let_in_leaves_no_shield_behind() -> None:
-    """The exception's traceback keeps the context manager that was being entered; it ends when that is collected."""
-    engine = make_engine()
-    rid = engine.add_request([5], greedy(3))
-
-    def entered(frame: FrameType, event: str, arg: Any) -> None:
-        generator = getattr(frame.f_locals.get("self"), "gen", None)
-        if event == "c_return" and arg is next and getattr(generator, "__name__", "") == "interruptible":
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGALRM)
-
-    with raising(signal.SIGALRM):
-        sys.setprofile(entered)
-        try:
-            with pytest.raises(Interrupted):
-                engine.step()
-        finally:
-            sys.setprofile(None)
-        assert finish(engine)[rid].finish_reason == "abort"
-        assert_all_free(engine)
-        del engine
-        gc.collect()
-        with pytest.raises(Interrupted):
-            signal.raise_signal(signal.SIGALRM)
 
 
 # --- calls from inside a pass ------------------------------------------------------------------------------------
@@ -289,7 +163,7 @@ def test_what_would_change_a_pass_is_refused_while_it_is_computed(call: str, at:
 
     def meddling(token_ids: Any, logits: Any) -> Any:
         if len(token_ids) == at:
-            with pytest.raises(RuntimeError, match="this engine is computing a pass"):
+            with pytest.raises(RuntimeError):
                 INSIDE[call](engine, 0)
             refused.append(call)
         return logits
@@ -314,4 +188,85 @@ def test_a_request_may_arrive_while_a_pass_is_computed() -> None:
     rid = engine.add_request([5], SamplingParams(max_new_tokens=1, temperature=0, logits_processors=[adding]))
     outputs = finish(engine)
     assert (outputs[rid].token_ids, outputs[late[0]].token_ids) == ([6], [81, 82])
+    assert_all_free(engine)
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    """SIGALRM interrupts."""
+    with raising(signal.SIGALRM):
+        yield
+
+
+def strike_main_thread() -> None:
+    """SIGALRM, whose handler then runs in the main thread, even where that waits for a lock."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_alarm")
+@pytest.mark.parametrize("where", ["submit", "wait"])
+def test_a_handler_that_raises_ends_the_main_threads_call_and_no_other(where: str) -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    other = in_a_pass(llm, gate, [5], greedy(30))
+
+    def strike() -> None:
+        until(lambda: engine.turns.waiting, "the main thread's call")
+        if where == "wait":
+            gate.let_one_through()
+            until(lambda: gate.arrivals == 2 and len(engine.open_requests.groups) == 2, "a pass with its request")
+        strike_main_thread()
+
+    striker = Worker(strike)
+    with pytest.raises(Interrupted):
+        llm.generate([50], greedy(2))
+    striker.result()
+    gate.open()
+    assert other.result()[0].token_ids == following(5, 30)
+    assert (engine.stats().aborted, engine.stats().finished) == (int(where == "wait"), 1)
+    assert_all_free(engine)
+
+
+def test_a_handler_may_call_while_its_thread_waits_for_the_pass_of_another() -> None:
+    engine, gate = gated(open_at_once=False)
+    llm = llm_around(engine)
+    call = in_a_pass(llm, gate, [5], greedy(3))
+    answers = []
+
+    def handler(*_: object) -> None:
+        gate.open()
+        answers.append(llm.generate([70], greedy(2))[0].token_ids)
+
+    def strike() -> None:
+        until(lambda: engine.turns.waiting, "the main thread's visit")
+        signal.raise_signal(signal.SIGALRM)  # its handler runs in the main thread
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        striker = Worker(strike)
+        engine.stats()  # waits for the pass, which waits for the handler
+        striker.result()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert answers == [[71, 72]]
+    assert call.result()[0].token_ids == [6, 7, 8]
+    assert_all_free(engine)
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_a_stream_whose_opening_is_interrupted_leaves_nothing_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+    llm, add = llm_around(engine), engine.scheduler.add
+
+    def interrupted(req: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        add(req)
+
+    monkeypatch.setattr(engine.scheduler, "add", interrupted)
+    with pytest.raises(Interrupted) as caught:
+        next(llm.stream([5], greedy(2)))
+    assert caught.tb is not None  # and with it all frames: nothing is left to garbage collection
+    assert (len(engine.scheduler.waiting), llm._calls._calls, engine.loop.request_ids()) == (0, {}, set())
     assert_all_free(engine)

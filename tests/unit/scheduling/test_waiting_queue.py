@@ -1,0 +1,170 @@
+"""The order in which the waiting are considered; no request waits forever: the bound of waiting_queue.py, exactly."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.requests.req import Req
+from tests.helpers.fakes import A, B, C, FakeServer, admissions, assert_as_expected, expected_output, passes
+
+
+def starved_server(policy: str, max_overtakes: int, **fields: Any) -> tuple[FakeServer, Req]:
+    """A server where what is cached goes first, and a request that has nothing cached and waits behind a running one."""
+    server = FakeServer(
+        max_total_tokens=64, max_running_requests=2, schedule_policy=policy, max_overtakes=max_overtakes, **fields
+    )
+    server.serve(A[:10], max_new_tokens=1)
+    server.add(range(300, 304), max_new_tokens=30)
+    server.step()
+    return server, server.add(B[:8], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
+@pytest.mark.parametrize("max_overtakes", [1, 5, 20])
+def test_a_request_is_overtaken_so_often_and_then_it_is_next(policy: str, max_overtakes: int) -> None:
+    server, cold = starved_server(policy, max_overtakes)
+    overtook = 0
+    for i in range(200):
+        while sum(req is not cold for req in server.scheduler.waiting) < 2:
+            server.add([*A[:10], i, len(server.scheduler.waiting)], max_new_tokens=1)
+        if cold in admissions(server):
+            break
+        overtook = server.scheduler.waiting.left - cold.ticket
+    assert overtook == max_overtakes
+    server.run()
+    assert cold.output_ids == expected_output(cold, server.vocab_size)[0]
+
+
+def test_one_that_stands_in_front_blocks_the_others_until_it_fits() -> None:
+    server = FakeServer(max_total_tokens=40, max_overtakes=2)
+    server.serve(A[:10], max_new_tokens=1)
+    running = server.add(range(300, 304), max_new_tokens=16)
+    server.step()
+    big = server.add(B[:20], max_new_tokens=10)  # 29 slots beside 19: only when the running one has ended
+    server.step()
+    small = [server.add([*A[:10], i], max_new_tokens=1) for i in range(4)]
+    order = []
+    while not big.finished:
+        order += admissions(server)
+        if big in server.scheduler.waiting and server.scheduler.waiting.left - big.ticket >= 2:
+            assert order == small[:2]
+    assert running.finished
+    assert order.index(big) == 2
+    server.run()
+
+
+def test_under_fcfs_nobody_is_ever_overtaken() -> None:
+    rng = np.random.default_rng(0)
+    server = FakeServer(schedule_policy="fcfs", max_running_requests=3, max_overtakes=1)
+    reqs = [server.add(rng.integers(0, 3, size=int(rng.integers(1, 9))), max_new_tokens=3) for _ in range(40)]
+    order = []
+    while not all(req.finished for req in reqs):
+        order += admissions(server)
+    assert order == reqs
+
+
+def test_under_fcfs_those_behind_one_that_waits_for_a_shared_prefix_wait_with_it() -> None:
+    server = FakeServer(max_total_tokens=256, schedule_policy="fcfs", max_context_len=128)
+    reqs = [server.add(range(50), max_new_tokens=3) for _ in range(2)] + [server.add([100], max_new_tokens=3)]
+    assert [admissions(server), admissions(server)] == [reqs[:1], reqs[1:]]
+    server.run()
+
+
+def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passed() -> None:
+    server = FakeServer(max_total_tokens=512, max_context_len=128, max_overtakes=1)
+    long = range(1000, 1040)
+    first = server.add(long, max_new_tokens=2)
+    twin = server.add(long, max_new_tokens=2)
+    other, another = server.add(A[:4], max_new_tokens=2), server.add(B[:4], max_new_tokens=2)
+    assert admissions(server) == [first, other]
+    assert admissions(server)[0] is twin
+    assert twin.cached_tokens == 39
+    server.run()
+    assert another.finished
+
+
+EXTEND = ForwardMode.EXTEND
+
+
+def first_admitted(policy: str) -> int:
+    """Which of two waiting requests, of which the second is cached, a server with one row takes first."""
+    server = FakeServer(max_running_requests=1, schedule_policy=policy)
+    server.serve(A[:6], max_new_tokens=1)
+    server.add(B[:6])
+    server.add([*A[:6], 1])
+    batch = server.step()
+    assert batch is not None
+    return batch.reqs[0].request_id
+
+
+def test_lpm_admits_the_cached_request_first_and_fcfs_the_first() -> None:
+    assert first_admitted("lpm") == 2
+    assert first_admitted("dfs-weight") == 2
+    assert first_admitted("fcfs") == 1
+
+
+def test_lpm_notices_what_became_cached_after_the_request_arrived() -> None:
+    server = FakeServer(max_running_requests=1)
+    server.add(A[:6], max_new_tokens=3)
+    server.step()
+    stranger, relative = server.add(B[:4]), server.add([*A[:6], 1])
+    server.step()
+    assert list(server.scheduler.waiting) == [stranger, relative]
+    order = [reqs[0] for mode, reqs in passes(server) if mode is EXTEND]
+    assert order == [relative, stranger]
+
+
+def test_a_request_that_arrives_behind_a_blocked_one_is_ranked_at_once() -> None:
+    server = FakeServer(max_total_tokens=30)
+    server.add(A[:6], max_new_tokens=10)
+    server.step()
+    blocked = server.add(B[:12], max_new_tokens=6)
+    server.step()
+    relative = server.add([*A[:6], 1], max_new_tokens=2)
+    batch = server.step()
+    assert batch is not None
+    assert batch.reqs == [relative]
+    assert blocked in server.scheduler.waiting
+
+
+def test_requests_that_wait_are_ranked_anew_when_the_tree_has_changed() -> None:
+    server = FakeServer(max_total_tokens=50)
+    first = server.add(A[:6], max_new_tokens=10)
+    server.step()
+    everything, _ = expected_output(first, server.vocab_size)
+    sibling = server.add([*A[:6], *B[:10]], max_new_tokens=30)  # at first both have 6 tokens cached
+    child = server.add([*A[:6], *everything], max_new_tokens=20)
+    server.step()
+    assert list(server.scheduler.waiting) == [sibling, child]
+    order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
+    assert order == [child, sibling]
+    assert_as_expected(server, first, sibling, child)
+
+
+def test_those_beyond_the_window_have_their_turn_even_if_the_tree_never_changes() -> None:
+    server = FakeServer(policy_window=2, disable_radix_cache=True)
+    reqs = [server.add([10 + i], max_new_tokens=1) for i in range(5)]
+    server.run()
+    assert_as_expected(server, *reqs)
+
+
+def test_the_random_policy_is_repeated_by_its_seed() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        server = FakeServer(max_running_requests=1, schedule_policy="random", random_seed=seed)
+        for i in range(12):
+            server.add([100 + i], max_new_tokens=1)
+        orders.append([reqs[0].request_id for _, reqs in passes(server)])
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[2]) == list(range(12))
+
+
+def test_the_policy_looks_at_the_longest_waiting_only() -> None:
+    server = FakeServer(max_running_requests=1, policy_window=2)
+    server.serve(A[:6], max_new_tokens=1)
+    reqs = [server.add(B[:2]), server.add(C[:2]), server.add([*A[:6], 1])]
+    order = [batch[0] for mode, batch in passes(server) if mode is EXTEND]
+    assert order[0] is reqs[0]
+    assert set(order) == set(reqs)
