@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer.grammars import compiler as compiler_module
-from nanoinfer.grammars.making import MadeOnce, Making
+from nanoinfer.grammars.making import MadeOnce
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.threads.cache_locks import kept, new_cache_lock
@@ -102,14 +102,19 @@ def test_a_process_forked_while_a_grammar_is_prepared_prepares_it_anew(
 def test_threads_that_want_the_same_value_wait_for_one_thread_that_makes_it() -> None:
     gate, made = Gate(), list[int]()
 
-    def make(making: Making[int]) -> int:
+    def make() -> int:
         gate()
         made.append(5)
         return 7
 
-    once = MadeOnce(make)
-    workers = [Worker(once.get, HANG_S) for _ in range(8)]
-    until(lambda: once._making is not None and once._making.waiting == 8)
+    once, asking = MadeOnce(make), list[int]()
+
+    def ask(number: int) -> int:
+        asking.append(number)
+        return once.get(HANG_S)
+
+    workers = [Worker(ask, number) for number in range(8)]
+    until(lambda: len(asking) == 8)
     gate.open()
     assert [worker.result() for worker in workers] == [7] * 8
     assert once.get(0) == 7
@@ -119,7 +124,7 @@ def test_threads_that_want_the_same_value_wait_for_one_thread_that_makes_it() ->
 def test_what_raises_is_made_again_by_the_next_that_wants_it() -> None:
     errors: list[BaseException] = [KeyboardInterrupt(), ValueError("no")]
 
-    def make(making: Making[int]) -> int:
+    def make() -> int:
         if errors:
             raise errors.pop()
         return 7
@@ -129,39 +134,6 @@ def test_what_raises_is_made_again_by_the_next_that_wants_it() -> None:
         with pytest.raises(kind):
             once.get(HANG_S)
     assert once.get(HANG_S) == 7
-
-
-def test_an_attempt_is_given_up_when_nobody_waits_and_made_again_for_who_comes_then() -> None:
-    class Attempt:
-        def __init__(self) -> None:
-            self.begun, self.stopped = threading.Event(), threading.Event()
-
-        def run(self) -> None:
-            self.begun.set()
-            if self is attempts[0]:
-                assert self.stopped.wait(HANG_S)
-
-        def stop(self) -> None:
-            self.stopped.set()
-
-    attempts: list[Attempt] = []
-
-    def make(making: Making[int]) -> int:
-        attempts.append(Attempt())
-        making.attempt(attempts[-1])
-        return len(attempts)
-
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += bool(attempts and attempts[0].begun.is_set())
-        return now[0]
-
-    once = MadeOnce(make, clock)
-    with pytest.raises(TimeoutError):
-        once.get(3)
-    assert attempts[0].stopped.is_set()
-    assert once.get(1e9) == 2
 
 
 def test_no_cache_that_threads_share_holds_a_lock_while_it_computes() -> None:

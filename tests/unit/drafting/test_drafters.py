@@ -15,7 +15,7 @@ from nanoinfer.drafting.forced import GrammarDrafter
 from nanoinfer.drafting.ngram import NgramDrafter
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
 from nanoinfer.drafting.tree import TreeDrafter, continuation
-from nanoinfer.grammars.grammars import Grammars
+from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
