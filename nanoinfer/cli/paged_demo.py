@@ -8,8 +8,8 @@ import torch
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cli.paged_drafts_demo import DraftsDemo
 from nanoinfer.frontends.llm import LLM
+from nanoinfer.paged.by_hand import Step, multi_step_decode
 from nanoinfer.paged.generator import GeneratorTorch
-from nanoinfer.paged.multi_step import Step, multi_step_decode
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.terminal import filled, room, side_by_side, styled
 

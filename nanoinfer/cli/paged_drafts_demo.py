@@ -7,7 +7,7 @@ enough for some of them to be accepted, and not so often that all are.
 from collections.abc import Iterable, Sequence
 
 from nanoinfer.frontends.llm import LLM
-from nanoinfer.paged.draft_decode import LinePass, TreePass, decode_with_lines, decode_with_trees
+from nanoinfer.paged.by_hand import LinePass, TreePass, decode_with_lines, decode_with_trees
 from nanoinfer.paged.draft_tree import DraftTree
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.requests.sampling_params import SamplingParams

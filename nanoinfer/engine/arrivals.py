@@ -10,7 +10,7 @@ from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import AdapterError, InvalidRequestError
-from nanoinfer.grammars.grammars import Grammars, NewMatcher
+from nanoinfer.grammars.compiler import Grammars, NewMatcher
 from nanoinfer.requests.continuation import replay
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder

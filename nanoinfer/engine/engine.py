@@ -16,7 +16,7 @@ from nanoinfer.engine.step_guard import StepGuard
 from nanoinfer.engine.storeys import host_storey_for
 from nanoinfer.engine.upkeep import EngineUpkeep
 from nanoinfer.errors import EngineClosedError, QueueFullError
-from nanoinfer.grammars.grammars import Grammars
+from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests

@@ -1,7 +1,7 @@
 """Grammars: a request says what its output must look like, and only tokens that lead there are allowed."""
 
+from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.grammars.grammar import Grammar
-from nanoinfer.grammars.grammars import Grammars
 from nanoinfer.grammars.matcher import Matcher
 
 __all__ = ["Grammar", "Grammars", "Matcher"]

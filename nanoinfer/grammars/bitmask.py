@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nanoinfer.grammars.matcher import Matcher, fill_masks
+from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.threads.signals import uninterrupted
 
 
@@ -23,13 +23,27 @@ def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher,
     filled = {}
     for key, (matcher, drafts) in longest.items():
         masks = np.empty((1 + len(drafts), matcher.words), dtype=np.int32)
-        with (
-            uninterrupted()
-        ):  # the matcher calls the tokenizer, and would take what a handler raises there for its failure
+        with uninterrupted():  # the matcher calls the tokenizer: what a handler raises there would not arrive
             filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
     masked = [(row, filled[id(m)][len(drafts)]) for row, m, drafts in rows if len(drafts) < len(filled[id(m)])]
     if masked:
         apply_masks(scores, [row for row, _ in masked], np.stack([mask for _, mask in masked]))
+
+
+def fill_masks(matcher: Matcher, drafts: Sequence[int], rows: np.ndarray) -> int:
+    """Fill `rows` int32 [1 + k, words] for the k tokens `drafts`: row j says what may come after the first j of them.
+
+    Returns how many of them are allowed. Rows behind the first draft that is not allowed are left as they are. The matcher
+    is in its old state afterwards.
+    """
+    accepted = 0
+    for row, token in zip(rows, [*drafts, None], strict=True):
+        matcher.fill_mask(row)
+        if token is None or not row[token // 32] >> token % 32 & 1 or not matcher.accept(token):
+            break
+        accepted += 1
+    matcher.rollback(accepted)
+    return accepted
 
 
 def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: np.ndarray) -> None:

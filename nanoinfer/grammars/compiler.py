@@ -1,29 +1,27 @@
-"""Compiler: turns grammars into matchers, with llguidance, in bounded time and memory."""
+"""Turns the grammars of requests into matchers, with llguidance, in bounded time and memory."""
 
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nanoinfer.grammars.grammar import Grammar
-from nanoinfer.grammars.json_keywords import keyword_hint
+from nanoinfer.errors import InvalidRequestError
+from nanoinfer.grammars.grammar import MAX_LENGTH, Grammar, Refusal
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.lark import lark_grammar
-from nanoinfer.grammars.limits import MAX_CHOICES, MAX_LENGTH, check_regex
-from nanoinfer.grammars.making import MadeOnce, Making
-from nanoinfer.grammars.matcher import Matcher, reason
-from nanoinfer.grammars.number_limit import NumberLimit
-from nanoinfer.grammars.refusal import Refusal
-from nanoinfer.grammars.safe_sizes import is_safe
-from nanoinfer.grammars.tool_calls import calls_grammar
-from nanoinfer.grammars.trial import Trial
+from nanoinfer.grammars.lark import calls_grammar, lark_grammar
+from nanoinfer.grammars.making import MadeOnce
+from nanoinfer.grammars.matcher import Matcher, NumberLimit, reason
+from nanoinfer.grammars.patterns import check_regex
+from nanoinfer.grammars.trial import is_safe, tried
 from nanoinfer.grammars.vocabulary import Vocabulary
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.threads.cache_locks import new_cache_lock
 
+MAX_CHOICES = 10_000  # of `choice`: as many take a tenth of a second to compile
 MAX_CACHED = 64  # compiled grammars
 MAX_SECONDS = 30.0  # that a request waits for its grammar
 STEPS = 8  # tokens that are written on arrival, as it is only then that some grammars turn out to be too large
@@ -47,15 +45,66 @@ COMPACT_JSON: Any = {
 }
 
 
+NewMatcher = Callable[[frozenset[int]], Matcher]  # a request's stop tokens → a matcher at the start of its grammar
+
+
+class Grammars:
+    """The grammars of one model. May be used by any thread; the vocabulary is read when the first grammar comes. `clock`
+    returns seconds."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        end_ids: Iterable[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._tokenizer, self._vocab_size, self._end_ids, self._clock = tokenizer, vocab_size, sorted(end_ids), clock
+        self._compiler: MadeOnce[Compiler] = MadeOnce(self._make_compiler, clock)
+
+    def prepare(
+        self, params: SamplingParams, name: str = "prompt", timeout_s: float | None = None
+    ) -> NewMatcher | None:
+        """Compile what `params` ask for; the result makes one matcher per completion. None if they ask for no grammar.
+
+        InvalidRequestError naming the field, with the reason, when it cannot be compiled, not within `timeout_s` or
+        MAX_SECONDS, or when the model's tokenizer cannot serve grammars.
+        """
+        grammar = Grammar.of(params)
+        if grammar is None:
+            return None
+        limit = MAX_SECONDS if timeout_s is None else min(timeout_s, MAX_SECONDS)
+        end = self._clock() + limit
+        try:
+            compiler = self._compiler.get(limit)
+            return compiler.compile(grammar, end - self._clock()).matcher
+        except Refusal as error:
+            raise InvalidRequestError(f"{name}: {grammar.kind}: {error}") from error
+        except TimeoutError as error:
+            given = "" if timeout_s is None or timeout_s > MAX_SECONDS else "timeout_s="
+            why = f"compiling it takes longer than {given}{limit:g} seconds"
+            raise InvalidRequestError(f"{name}: {grammar.kind}: {why}") from error
+
+    def _make_compiler(self) -> "Compiler":
+        if self._tokenizer is None:
+            raise Refusal("needs a tokenizer, but this model has none")
+        try:
+            vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
+        except ValueError as error:
+            raise Refusal(f"this model's tokenizer cannot serve grammars: {error}") from error
+        assert vocabulary.compiled is not None  # now, rather than in the thread of the first grammar
+        return Compiler(vocabulary, self._clock)
+
+
 class Compiler:
     """Compiles each grammar once, as long as it is among the MAX_CACHED that were used last. May be used by any thread.
-    `clock` returns seconds; `trial` makes a Trial."""
+    `clock` returns seconds; `trial`: see `tried`."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         clock: Callable[[], float] = time.monotonic,
-        trial: Callable[[str, dict[str, Any]], Trial] = Trial,
+        trial: Callable[[str, dict[str, Any]], Refusal | None] = tried,
     ):
         self.vocabulary, self._clock, self._trial = vocabulary, clock, trial
         self._cache: OrderedDict[Grammar, _Compiled] = OrderedDict()
@@ -90,7 +139,7 @@ class _Compiled:
         grammar: Grammar,
         vocabulary: Vocabulary,
         clock: Callable[[], float],
-        trial: Callable[[str, dict[str, Any]], Trial],
+        trial: Callable[[str, dict[str, Any]], Refusal | None],
     ):
         self._grammar, self._vocabulary, self._trial = grammar, vocabulary, trial
         self._lock = new_cache_lock()  # llguidance's objects must not be used by two threads at once
@@ -103,24 +152,14 @@ class _Compiled:
             raise Refusal(str(made))
         return made
 
-    def _make(self, making: Making[Any]) -> _Start | Refusal:
-        """Compile it, or find out why that is impossible. What else is raised is no verdict, and is not kept."""
+    def _make(self) -> _Start | Refusal:
+        """Compile it, or find out why that is impossible. What is raised is no verdict, and is not kept."""
         try:
             text = _text_for_compiler(self._grammar)
         except ValueError as error:
-            return Refusal(str(error) + self._hint())
-        if not is_safe(self._grammar):
-            trial = self._trial(text, LIMITS)
-            making.attempt(trial)
-            if trial.verdict is not None:
-                return trial.verdict
-        start = _compile(text, self._vocabulary)
-        return Refusal(str(start) + self._hint()) if isinstance(start, Refusal) else start
-
-    def _hint(self) -> str:
-        """What may have been meant instead of what is refused."""
-        is_schema = self._grammar.kind == "json_schema" and len(self._grammar.text) <= MAX_LENGTH
-        return keyword_hint(self._grammar.text) if is_schema else ""
+            return Refusal(str(error))
+        verdict = None if is_safe(self._grammar) else self._trial(text, LIMITS)
+        return verdict or _compile(text, self._vocabulary)
 
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """A matcher at the start, for a request that ends by one of `stop_token_ids`.
@@ -162,12 +201,10 @@ def _text_for_compiler(grammar: Grammar) -> str:
 
 
 def _compile(text: str, vocabulary: Vocabulary) -> _Start | Refusal:
-    """Raises what the tokenizer raises meanwhile."""
     from llguidance import LLMatcher, LLParserLimits
 
     try:
-        with vocabulary.watched():
-            start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
+        start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
     except UnicodeError as error:
         return Refusal(f"cannot be compiled: must be text that can be encoded as UTF-8: {error}")
     except BaseException as error:
@@ -187,8 +224,6 @@ def _failure(matcher: Matcher) -> str:
     row = np.empty(matcher.words, dtype=np.int32)
     for step in range(STEPS):
         allows_any = matcher.fill_mask(row)
-        if matcher.tokenizer_error is not None:
-            raise matcher.tokenizer_error
         if matcher.error or not allows_any:
             break
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
@@ -200,10 +235,9 @@ def _failure(matcher: Matcher) -> str:
 def _can_roll_back(state: Any, vocabulary: Vocabulary) -> bool:
     """Whether llguidance can take tokens back. It cannot where a Lark grammar has max_tokens=... or stop=..."""
     row = np.zeros(vocabulary.words, dtype=np.int32)
-    with vocabulary.watched():
-        state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist():
-            if token != vocabulary.end and state.consume_token(token):
-                state.rollback(1)
-                break
+    state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    for token in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist():
+        if token != vocabulary.end and state.consume_token(token):
+            state.rollback(1)
+            break
     return not state.is_error()

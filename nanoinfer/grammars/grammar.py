@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.sampling_params import SamplingParams
 
+MAX_LENGTH = 200_000  # characters of a grammar of any kind
+
 
 @dataclass(frozen=True)
 class Grammar:
@@ -24,3 +26,8 @@ class Grammar:
 
     def __post_init__(self) -> None:
         assert self.kind in GRAMMAR_FIELDS
+
+
+class Refusal(ValueError):
+    """Why a grammar cannot be served, in words that follow its name. As a result it is the compiler's verdict, which is
+    kept. Raised, it says nothing about the grammar itself, and the next request with it is tried again."""

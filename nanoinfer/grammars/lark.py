@@ -1,15 +1,17 @@
-"""Lark grammars as requests give them: with JSON schemas inside, or in llama.cpp's notation (GBNF)."""
+"""Lark grammars: as requests give them, with JSON schemas inside or in llama.cpp's notation (GBNF), and that of tool calls.
+
+The expressions below look at each character of a text once or twice, since no other thread runs meanwhile: nothing that was
+taken is given back (`*+`).
+"""
 
 import json
 import re
 from typing import Any
 
-from nanoinfer.grammars.json_keywords import keyword_hint
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.json_sizes import check_sizes
-from nanoinfer.grammars.limits import check_depth, check_lark
+from nanoinfer.grammars.patterns import check_depth
+from nanoinfer.requests.tool_calls import BEGIN, END
 
-# As in limits.py, each of these looks at a character once or twice.
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*+")
@@ -62,26 +64,52 @@ def split_json(lark: str) -> tuple[str, list[str]]:
 
 
 def lark_grammar(text: str, json_options: dict[str, Any]) -> str:
-    """What llguidance compiles for a grammar in Lark's notation or in GBNF. ValueError when it is too large, or has a part
-    that cannot be compiled exactly. `json_options`: llguidance's for how JSON is written."""
+    """What llguidance compiles for a grammar in Lark's notation or in GBNF. ValueError when it has a part that cannot be
+    compiled exactly. `json_options`: llguidance's for how JSON is written."""
     lark, schemas = split_json(as_lark(text))
-    check_lark(lark)
-    parts = [_json_part(f"json{i}", schema, json_options) for i, schema in enumerate(schemas)]
-    check_sizes([part["json_schema"] for part in parts])
+    for directive in ("%lark", "%regex", "%json"):  # those of its schemas are in their places no more
+        if directive in lark:
+            raise ValueError(f"{directive} is not implemented in a Lark grammar, unless %json begins a schema")
+    parts = [_asked_part(f"json{i}", json.loads(schema), json_options) for i, schema in enumerate(schemas)]
     return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]})  # even if it looks like anything else
 
 
-def _json_part(name: str, text: str, options: dict[str, Any]) -> dict[str, Any]:
+def _asked_part(name: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
     """A schema as another grammar. Of `x-guidance`, it is the separators that say what the output must be."""
-    schema = json.loads(text)
     asked = schema.pop("x-guidance", None) if isinstance(schema, dict) else None
     if isinstance(asked, dict):
         for key, known in _SEPARATORS.items():
             if asked.get(key, known[0]) not in known:
                 raise ValueError(f"%json: x-guidance.{key}={asked[key]!r}: must be one of {known}")
             options = {**options, key: asked.get(key, known[0])}
+    return _json_part(name, "%json", schema, options)
+
+
+def _json_part(name: str, where: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
     try:
         prepared = prepared_schema(json.dumps(schema))
     except ValueError as error:
-        raise ValueError(f"%json: {error}{keyword_hint(text)}") from error
+        raise ValueError(f"{where}: {error}") from error
     return {"name": name, "json_schema": {**prepared, "x-guidance": options}}
+
+
+def calls_grammar(text: str, json_options: dict[str, Any]) -> str:
+    """What llguidance compiles for `text`: [{name of a function: JSON schema of its arguments}, whether there may be
+    several calls], in the format that requests/tool_calls.py describes. ValueError naming the function whose schema cannot
+    be compiled exactly.
+
+    `json_options`: llguidance's for how JSON is written. Here, as models write calls, there are spaces between its parts.
+    """
+    functions, parallel = json.loads(text)
+    options = {**json_options, "item_separator": ", ", "key_separator": ": "}
+    begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")  # quoted as in a Lark grammar
+    rules = [
+        'start: call ("\\n" call)*' if parallel else "start: call",
+        f"call: {begin} ({' | '.join(f'f{i}' for i in range(len(functions)))}) {end}",
+    ]
+    parts = []
+    for i, (name, schema) in enumerate(functions.items()):
+        before = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
+        rules.append(f'f{i}: {before} @a{i} "}}"')
+        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", schema, options))
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})

@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from nanoinfer.threads.cache_locks import new_cache_lock
 from nanoinfer.threads.exit_gate import exit_gate
@@ -17,30 +17,13 @@ T = TypeVar("T")
 _starting = new_cache_lock()  # the size of stacks is a setting of the whole process
 
 
-class Attempt(Protocol):
-    """What can be given up: `stop` makes `run` end soon, or at once if it has not begun."""
+class _Making(Generic[T]):
+    """A thread that calls `make`."""
 
-    def run(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class Stopped(Exception):
-    """Nobody waited for the value any more, or Python was about to exit."""
-
-
-class Making(Generic[T]):
-    """A thread that calls `make(self)`, and who waits for it."""
-
-    def __init__(self, make: Callable[["Making[T]"], T]):
-        self._make = make
-        self._lock = new_cache_lock()
-        self._process = os.getpid()
-        self._attempt: Attempt | None = None  # what can be given up now
-        self._is_unwanted = self._is_closed = False  # nobody waits any more; Python is about to exit
+    def __init__(self, make: Callable[[], T]):
+        self._make, self._process = make, os.getpid()
         self._results: list[T] = []  # at most one
-        self.error: BaseException | None = None
-        self.waiting = 0
+        self._error: BaseException | None = None
         self.ended = threading.Event()
 
     def start(self) -> None:
@@ -55,66 +38,32 @@ class Making(Generic[T]):
                 finally:
                     threading.stack_size(before)
         except BaseException as error:
-            self.error = error
+            self._error = error
             self.ended.set()
 
     def _run(self) -> None:
         try:
-            self._results.append(self._make(self))
+            self._results.append(self._make())
         except BaseException as error:  # it is for those who wait
-            self.error = error
+            self._error = error
         finally:
             self.ended.set()
             exit_gate.__exit__()
 
     @property
     def is_done(self) -> bool:
-        """True when there is a result."""
-        return bool(self._results) or self.error is not None
+        """True when there is a result. (A forked process must not wait for the event, which another process sets.)"""
+        return bool(self._results) or self._error is not None
 
     @property
     def is_lost(self) -> bool:
         """True when no value will come of it."""
-        return self.error is not None or (not self._results and self._process != os.getpid())
-
-    @property
-    def was_given_up(self) -> bool:
-        """True when whoever waits now had better have it made again: the attempt was given up just before."""
-        return isinstance(self.error, Stopped) and not self._is_closed
-
-    def attempt(self, attempt: Attempt) -> None:
-        """For `make`: run something that is given up when nobody waits any more. Stopped is raised then."""
-        with self._lock:
-            if self._is_unwanted:
-                raise Stopped
-            self._attempt = attempt
-        exit_gate.before_closing(self._close)
-        try:
-            attempt.run()
-        finally:
-            with self._lock:
-                self._attempt = None
-        if self._is_unwanted:
-            raise Stopped
-
-    def stop(self) -> None:
-        """Give up what is attempted, now or later. What cannot be given up goes on."""
-        if self._process != os.getpid():
-            return  # it is the attempt of the process that this one was forked from
-        with self._lock:
-            self._is_unwanted = True
-            attempt = self._attempt
-        if attempt is not None:
-            attempt.stop()
-
-    def _close(self) -> None:
-        self._is_closed = True
-        self.stop()
+        return self._error is not None or (not self._results and self._process != os.getpid())
 
     def result(self) -> T:
-        """What was made, or raised. Only once it has ended."""
-        if self.error is not None:
-            raise self.error
+        """What was made, or raised. Only once it is done."""
+        if self._error is not None:
+            raise self._error
         return self._results[0]
 
 
@@ -125,48 +74,30 @@ class MadeOnce(Generic[T]):
     `clock` returns seconds.
     """
 
-    def __init__(self, make: Callable[[Making[T]], T], clock: Callable[[], float] = time.monotonic):
+    def __init__(self, make: Callable[[], T], clock: Callable[[], float] = time.monotonic):
         self._make, self._clock = make, clock
         self._lock = new_cache_lock()
-        self._making: Making[T] | None = None
+        self._making: _Making[T] | None = None
 
     def get(self, seconds: float) -> T:
-        """The value. TimeoutError if it is not there in `seconds`; signal handlers run meanwhile, and may raise. When
-        nobody waits any more, what is attempted is given up."""
+        """The value. TimeoutError if it is not there in `seconds`; signal handlers run meanwhile, and may raise."""
         end = self._clock() + seconds
-        making = self._wait(end)
-        while making.was_given_up:
-            making = self._wait(end)
-        return making.result()
-
-    def _wait(self, end: float) -> Making[T]:
         with uninterrupted():
             making = self._join()
-            try:
-                while not making.is_done:  # looked at first, as a forked process must not wait for what another has set
-                    if self._clock() >= end:
-                        raise TimeoutError
-                    making.ended.wait(LOOK_S)
-                    with interruptible():
-                        pass
-            finally:
-                self._leave(making)
-            return making
+            while not making.is_done:
+                if self._clock() >= end:
+                    raise TimeoutError
+                making.ended.wait(LOOK_S)
+                with interruptible():
+                    pass
+        return making.result()
 
-    def _join(self) -> Making[T]:
-        new = Making(self._make)
+    def _join(self) -> _Making[T]:
+        new = _Making(self._make)
         with self._lock:
             if self._making is None or self._making.is_lost:
                 self._making = new
             making = self._making
-            making.waiting += 1
         if making is new:
             making.start()
         return making
-
-    def _leave(self, making: Making[T]) -> None:
-        with self._lock:
-            making.waiting -= 1
-            is_last = not making.waiting
-        if is_last:
-            making.stop()

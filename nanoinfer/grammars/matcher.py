@@ -1,14 +1,14 @@
 """Matcher: where the output of one completion is in its grammar, and which tokens may come next."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from nanoinfer.grammars.number_limit import NumberLimit
 from nanoinfer.grammars.vocabulary import Vocabulary
+
+MAX_DIGITS = 20  # of the whole part, of the fraction and of the exponent of a number, each; a token may go beyond it
 
 
 class Matcher:
@@ -23,8 +23,7 @@ class Matcher:
     Where the grammar forces some text, only the tokenizer's own tokens of it are allowed. What is allowed depends only on
     the grammar and on the tokens that were accepted and not rolled back.
 
-    `takes_drafts`: whether tokens can be taken back. `tokenizer_error`: what the tokenizer raised; nothing is allowed then.
-    `vocabulary`: the bytes that the grammar reads.
+    `takes_drafts`: whether tokens can be taken back. `vocabulary`: the bytes that the grammar reads.
     """
 
     def __init__(
@@ -32,11 +31,10 @@ class Matcher:
         state: Any,
         vocabulary: Vocabulary,
         ends: Collection[int],
-        limit: NumberLimit | None = None,
+        limit: "NumberLimit | None" = None,
         takes_drafts: bool = True,
     ):
         self.takes_drafts = takes_drafts
-        self.tokenizer_error: BaseException | None = None
         self._state, self.vocabulary, self._ends, self._limit = state, vocabulary, frozenset(ends), limit
         self._ended = False  # by one of `ends`
         self._end_bits = vocabulary.bit_mask(sorted(self._ends))
@@ -62,8 +60,6 @@ class Matcher:
     @property
     def error(self) -> str:
         """Why matching cannot go on; empty as long as it can. One step may need more time or memory than is allowed."""
-        if self.tokenizer_error is not None:
-            return f"the tokenizer fails: {reason(str(self.tokenizer_error))}"
         return reason(self._state.get_error()) if self._state.is_error() else ""
 
     def fill_mask(self, row: np.ndarray) -> bool:
@@ -147,40 +143,27 @@ class Matcher:
         self._computed_mask()  # first, as most of the work is the same, and here other threads can run meanwhile
         if self._has_failed:
             return []
-        with self._watched():
-            if forced := list(self._state.compute_ff_tokens()):
-                self._forced.append((self._position, forced))
-            return forced
-        return []
+        if forced := list(self._state.compute_ff_tokens()):
+            self._forced.append((self._position, forced))
+        return forced
 
     def copy(self) -> "Matcher":
         """An independent matcher in the same state."""
         limit = None if self._limit is None else self._limit.copy()
         copied = Matcher(self._state.deep_copy(), self.vocabulary, self._ends, limit, self.takes_drafts)
-        copied.tokenizer_error = self.tokenizer_error
         copied._ended, copied._position, copied._forced = self._ended, self._position, list(self._forced)
         return copied
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Keep what the tokenizer raises in this block."""
-        try:
-            with self.vocabulary.watched():
-                yield
-        except BaseException as error:
-            self.tokenizer_error = error
 
     def _computed_mask(self) -> np.ndarray:
         if self._mask is None:
             self._mask = np.zeros(self.words, dtype=np.int32)
             if not self._has_failed:
-                with self._watched():
-                    self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+                self._state.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         return self._mask
 
     @property
     def _has_failed(self) -> bool:
-        return self.tokenizer_error is not None or bool(self._state.is_error())
+        return bool(self._state.is_error())
 
     def _is_complete_after(self, ids: Sequence[int]) -> bool:
         accepted = self._state.try_consume_tokens(list(ids)) if ids else 0
@@ -196,17 +179,59 @@ def reason(error: str) -> str:
     return " ".join(lines.removesuffix("<non-verbose/>").split())[:500]
 
 
-def fill_masks(matcher: Matcher, drafts: Sequence[int], rows: np.ndarray) -> int:
-    """Fill `rows` int32 [1 + k, words] for the k tokens `drafts`: row j says what may come after the first j of them.
+class NumberLimit:
+    """A schema allows numbers of any length, and a model that likes zeros may never end one. So once MAX_DIGITS digits have
+    come in a row outside a string, tokens that begin with a digit are forbidden, unless the schema allows no other token.
 
-    Returns how many of them are allowed. Rows behind the first draft that is not allowed are left as they are. The matcher
-    is in its old state afterwards.
+    It follows the output byte by byte: is it inside a string, and how many digits came last?
     """
-    accepted = 0
-    for row, token in zip(rows, [*drafts, None], strict=True):
-        matcher.fill_mask(row)
-        if token is None or not row[token // 32] >> token % 32 & 1 or not matcher.accept(token):
-            break
-        accepted += 1
-    matcher.rollback(accepted)
-    return accepted
+
+    def __init__(self, vocabulary: Vocabulary):
+        self._digits = vocabulary.begins_with_digit
+        self._states = [(False, False, 0)]  # after each token: in a string, behind a backslash, digits in a row
+
+    def add(self, token: bytes) -> None:
+        """Follow one more token."""
+        self._states.append(_after(self._states[-1], token))
+
+    def rollback(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        del self._states[len(self._states) - count :]
+
+    def restrict(self, row: np.ndarray, complete: bool) -> None:
+        """Clear the bits of tokens that begin with a digit, int32 `[words]`, if the number has to end. `complete`: the
+        output may end here, so something else is allowed even if no other token is."""
+        if self._is_full(self._states[-1]):
+            others = row & ~self._digits
+            if complete or others.any():
+                row[:] = others
+
+    def count_valid(self, tokens: list[bytes]) -> int:
+        """How many of `tokens` come before one that the limit may forbid."""
+        state = self._states[-1]
+        for i, token in enumerate(tokens):
+            if self._is_full(state) and token[:1].isdigit():
+                return i
+            state = _after(state, token)
+        return len(tokens)
+
+    def copy(self) -> "NumberLimit":
+        copied = object.__new__(NumberLimit)
+        copied._digits, copied._states = self._digits, list(self._states)
+        return copied
+
+    @staticmethod
+    def _is_full(state: tuple[bool, bool, int]) -> bool:
+        return not state[0] and state[2] >= MAX_DIGITS
+
+
+def _after(state: tuple[bool, bool, int], token: bytes) -> tuple[bool, bool, int]:
+    in_string, escaped, digits = state
+    for byte in token:
+        if in_string:
+            in_string, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
+        elif byte == 0x22:
+            in_string, digits = True, 0
+        else:
+            digits = digits + 1 if 0x30 <= byte <= 0x39 else 0
+    return in_string, escaped, digits

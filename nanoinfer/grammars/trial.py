@@ -1,8 +1,14 @@
-"""Trial: has a helper process compile a grammar that might kill this one, or never be done.
+"""Whether a grammar is surely safe to compile in this process; any other is tried in a helper process first.
+
+llguidance compiles by recursion, over brackets and from name to name (`$ref`, rules, terminals), with ten kilobytes of
+stack for each level at most. So a long chain of names overflows any stack, which ends the process. It compares patterns
+that may meet with each other, and a few lines of Lark can double a terminal again and again, which may take any time and
+memory. The numbers below are bounds that are quick to find, and a JSON schema within them takes a quarter of a MadeOnce's
+stack, and a second.
 
     this process                      trial_program.py
     text ───────── its stdin ───────► compiles it, in a thread with half of the stack that there is here
-    waits, or ends it                 follows it for a few tokens
+    waits                             follows it for a few tokens
          ◄── exit status, or the signal by which it died
 
 What the helper survives is compiled here, again: compiling takes the same way every time, and has twice the stack here.
@@ -12,86 +18,95 @@ import json
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.grammars.grammar import Grammar, Refusal
+from nanoinfer.grammars.json_names import levels
 from nanoinfer.grammars.making import STACK_BYTES
-from nanoinfer.grammars.refusal import Refusal
+
+# What is said of depth here was measured with llguidance 1.9, as the least stack that chains of 1,000 levels need: objects
+# 9.1 KiB a level, prefixItems 9.7, each object with properties of all kinds 10.1, lists 7.9, anyOf 8.1, allOf 6.4.
+SAFE_LEVELS = 1_500
+SAFE_LENGTH = 20_000  # characters
+SAFE_PATTERNS = 8  # in a schema in which they may meet
+PATTERNS = ("pattern", "format", "propertyNames", "minLength", "maxLength", "multipleOf")
+MERGED = ("allOf", "anyOf", "oneOf", "$ref")  # beside another keyword, they make the compiler put schemas together
 
 PROGRAM = (sys.executable, "-I", "-S", str(Path(__file__).with_name("trial_program.py")))
 CPU_S = 5  # of the helper's computing time
+MOST_S = 30  # that the helper may take on a busy machine, or where computing time has no limit
 MEMORY_BYTES = 2 * 2**30  # of the helper's address space
 FATAL = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGXCPU")  # what the grammar itself is to blame for
 
 
-class Trial:
-    """One trial. `verdict`: why the grammar cannot be compiled; None until then, or if it can. `program`: the helper's
-    command."""
+def is_safe(grammar: Grammar) -> bool:
+    """Whether a grammar, of which the rest of its checks is done, is within the bounds."""
+    if grammar.kind in ("regex", "choice"):
+        return True  # by their own limits: nothing in them is deep, and they take a tenth of a second
+    if grammar.kind == "grammar" or len(grammar.text) > SAFE_LENGTH:
+        return False
+    if grammar.text.count("(?=") > SAFE_PATTERNS:  # each becomes a pattern
+        return False
+    given = json.loads(grammar.text)
+    schemas = list(given[0].values()) if grammar.kind == "tool_calls" else [given]
+    return all(_deepest(schema) <= SAFE_LEVELS for schema in schemas) and (
+        not any(map(_meet, schemas)) or sum(map(_num_patterns, schemas)) <= SAFE_PATTERNS
+    )
 
-    def __init__(self, text: str, limits: Mapping[str, Any], program: Sequence[str] = PROGRAM):
-        self._job = {
-            "path": sys.path,
-            "text": text,
-            "limits": dict(limits),
-            "stack_bytes": STACK_BYTES // 2,
-            "memory_bytes": MEMORY_BYTES,
-            "cpu_s": CPU_S,
-        }
-        self._program = program
-        self._lock = threading.Lock()  # held for moments, by two threads at most, and by none in a forked process
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_stopped = False
-        self.verdict: Refusal | None = None
 
-    def run(self) -> None:
-        """Start the helper and wait for it. Refusal when it could not be tried, which says nothing about the grammar."""
-        try:
-            process = subprocess.Popen(
-                self._program,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the helper
-            )
-        except OSError as error:
-            raise Refusal(
-                f"is so large that it must be tried in a process of its own, which cannot start: {error}"
-            ) from error
-        # Its stdin stays open until then: the helper ends when it is closed, so also when this process does.
-        with process:
-            with self._lock:
-                self._process = process
-            if self._is_stopped:
-                process.kill()
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(self._job).encode() + b"\n")
-                process.stdin.flush()
-            status = process.wait()
-        if not self._is_stopped:
-            self._judge(status)
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    return (part for level in levels([schema]) for part in level if isinstance(part, dict))
 
-    def stop(self) -> None:
-        """End the helper."""
-        with self._lock:
-            self._is_stopped = True
-            if self._process is not None:
-                self._process.kill()
 
-    def _judge(self, status: int) -> None:
-        if not status:
-            return
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            raise Refusal(
-                f"is so large that it must be tried in a process of its own, which failed with status {status}"
-            ) from None
-        if name not in FATAL:
-            raise Refusal(f"is so large that it must be tried in a process of its own, which was ended by {name}")
-        self.verdict = Refusal(
-            f"is too deep or too large: compiling it takes more stack, memory or time than is safe ({name})"
-        )
+def _deepest(schema: Any) -> int:
+    """How deep the compiler may go: through the whole depth of the schema, and again from every target of a `$ref`. It
+    does not enter a target again in which it is already."""
+    targets = {part["$ref"] for part in _objects(schema) if isinstance(part.get("$ref"), str)}
+    return (len(targets) + 1) * sum(1 for _ in levels([schema]))
+
+
+def _meet(schema: Any) -> bool:
+    """Whether patterns of the schema may meet each other: several may be asked of one string, or of one key."""
+    return any(
+        "patternProperties" in part or "allOf" in part or (len(part) > 1 and any(keyword in part for keyword in MERGED))
+        for part in _objects(schema)
+    )
+
+
+def _num_patterns(schema: Any) -> int:
+    return sum(
+        sum(keyword in part for keyword in PATTERNS) + len(part.get("patternProperties", ()))
+        for part in _objects(schema)
+    )
+
+
+def tried(text: str, limits: Mapping[str, Any], program: Sequence[str] = PROGRAM) -> Refusal | None:
+    """Why the grammar `text` cannot be compiled; None if it can. Raises Refusal when it could not be tried, which says
+    nothing about the grammar. `program`: the helper's command."""
+    job = {
+        "path": sys.path,
+        "text": text,
+        "limits": dict(limits),
+        "stack_bytes": STACK_BYTES // 2,
+        "memory_bytes": MEMORY_BYTES,
+        "cpu_s": CPU_S,
+    }
+    try:
+        status = subprocess.run(
+            program,
+            input=json.dumps(job).encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process
+            timeout=MOST_S,
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refusal(f"must be tried in a process of its own, which failed: {error}") from error
+    if not status:
+        return None
+    how = signal.Signals(-status).name if status < 0 else f"status {status}"
+    if how not in FATAL:
+        raise Refusal(f"must be tried in a process of its own, which failed: {how}")
+    return Refusal(f"is too deep or too large: compiling it takes more stack, memory or time than is safe ({how})")

@@ -13,12 +13,11 @@ STEP_STACK_BYTES = 256 * 1024  # what follows a grammar is any thread, such as o
 
 
 def main() -> None:
-    job = json.loads(sys.stdin.readline())
+    job = json.load(sys.stdin)
     sys.path[:] = job["path"]
     _limit(job)
     import llguidance
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     made: list[Any] = []
     _in_thread(job["stack_bytes"], lambda: made.append(_compile(llguidance, job)))
     _in_thread(STEP_STACK_BYTES, lambda: _follow(made[0]))
@@ -32,11 +31,6 @@ def _limit(job: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_s"], job["cpu_s"] + 1))
         resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()  # until it is closed
-    os._exit(1)
 
 
 def _in_thread(stack_bytes: int, function: Any) -> None:

@@ -1,9 +1,7 @@
 """Vocabulary: the bytes of every token, which a grammar needs to say which tokens may come next."""
 
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,6 @@ class Vocabulary:
         self.tokens = _decoded_bytes(tokenizer, size, self.special) if spelled is None else spelled
         _check(tokenizer, self.tokens, self.special)
         self.tokens.append(b"<end of output>")
-        self._failures = threading.local()
 
     @property
     def words(self) -> int:
@@ -70,29 +67,9 @@ class Vocabulary:
         made: Any = LLTokenizer(wrapper)
         return made
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Raise what the tokenizer raises while llguidance calls it in this block. llguidance itself would take the longest
-        tokens then, or call it a failure of the grammar."""
-        self._failures.first = None
-        try:
-            yield
-        finally:
-            if (failure := self._failures.first) is not None:
-                self._failures.first = None
-                raise failure
-
-    def encode_for_llguidance(self, text: bytes) -> list[int]:
-        """As `encode`; what the tokenizer raises, `watched` raises afterwards."""
-        try:
-            return self.encode(text)
-        except BaseException as error:
-            self._failures.first = error
-            return self._longest_tokens(text)
-
     def encode(self, text: bytes) -> list[int]:
         """The tokens that the tokenizer would write `text` with in the middle of an output. If that cannot be found out,
-        the longest token each time."""
+        or the tokenizer fails at it, the longest token each time."""
         try:
             decoded = text.decode()
             for before in ("", *ANCHORS):
@@ -100,7 +77,7 @@ class Vocabulary:
                 ids = self._encode(before + decoded)
                 if ids[: len(start)] == start and self._bytes_of(ids[len(start) :]) == text:
                     return ids[len(start) :]
-        except ValueError:  # bytes that are no text, or text that this tokenizer cannot encode
+        except Exception:  # bytes that are no text, or text that this tokenizer cannot encode; they raise many kinds
             pass
         return self._longest_tokens(text)
 
@@ -156,7 +133,7 @@ class _ForLLGuidance:
     def __call__(self, text: str) -> list[int]:
         vocabulary = self._vocabulary()
         assert vocabulary is not None, "every matcher has its vocabulary"
-        return vocabulary.encode_for_llguidance(text.encode())
+        return vocabulary.encode(text.encode())
 
 
 def _spelled_bytes(hf_tokenizer: Any, size: int) -> list[bytes] | None:

@@ -66,7 +66,7 @@ def aclnn_advance_step_get_workspace_size(
 
     - 161001, a null pointer: a tensor is None.
     - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype, device or layout; sizes are not
-      integers or are beyond int64; lengths or block numbers are negative; a slot is beyond int64; tensors share memory.
+      integers or are beyond int64; lengths or block numbers are negative; tensors share memory.
     - 561002, what CANN's tiling refuses: sizes below 1, an empty tensor, shapes that do not fit together,
       `num_seqs <= num_queries` (CANN requires padding rows, the operator here does not), and a `block_tables` that is too
       narrow. CANN's example has such a table; its kernel reads on in the next row and does not notice.

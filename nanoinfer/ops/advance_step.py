@@ -66,7 +66,7 @@ def npu_advance_step_flashattn(
     Raises ValueError naming the argument, before anything has changed: for a wrong dtype, device or layout, anything but a
     tensor, an empty tensor, sizes that are not integers in 1..2**63 − 1, a `num_queries` that does not fit, only one of
     `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled token below −1 or none in a
-    row (with speculation), a negative block number where a slot is needed, a length, position or slot beyond int64; for a
+    row (with speculation), a negative block number where a slot is needed; for a
     tensor that is written to and shares an element with another argument or, if expanded, with itself (views of one buffer
     that do not overlap are fine), or that was made in `torch.inference_mode()` and is used outside it. ShapeMismatchError
     (a ValueError) for shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no

@@ -1,13 +1,13 @@
 """AdvanceStepCall: one call of npu_advance_step_flashattn as an object, with its arguments, checks and arithmetic."""
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nanoinfer.errors import ShapeMismatchError
-from nanoinfer.ops.shared_memory import refuse_shared_memory
 
 FORMULAS = ("by_row", "kernel")
 WRITTEN = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")  # the tensors that change in place
@@ -69,7 +69,6 @@ class AdvanceStepCall:
             tokens, positions = self.sampled_token_ids[:, 0], self.seq_lens[: self.num_queries].clone()
             _check_values("sampled_token_ids", tokens, tokens < 0, "must be a token")
             _check_values("seq_lens", positions, positions < 0, "must not be negative")
-            _check_values("seq_lens", positions, positions == MAX_INT64, "one more is beyond int64")
             return tokens, positions, rows
 
         accepted, sampled, before = self.accepted_num, self.sampled_token_ids, self.input_positions
@@ -80,9 +79,7 @@ class AdvanceStepCall:
         before_padding = (sampled == -1).int().cumsum(1).eq(0).sum(1)  # tokens before the first −1
         tokens = torch.cat((sampled.gather(1, before_padding[:, None] - 1), self.spec_token), dim=1).flatten()
         rows = rows.repeat_interleave(1 + self.spec_token.shape[1])
-        positions = before + accepted[rows] + 1  # wraps around if the sum is beyond int64
-        too_large = (positions < before) | (positions == MAX_INT64)
-        _check_values("input_positions", before, too_large, "with accepted_num added it is beyond int64")
+        positions = before + accepted[rows] + 1
         _check_values("input_positions", before, positions < 0, "must not be negative with accepted_num + 1 added")
         return tokens, positions, rows
 
@@ -100,8 +97,6 @@ class AdvanceStepCall:
             read_rows, more = more, self.block_tables.stride(0) * rows
         read = self.block_tables[read_rows, pages]
         _check_values("block_tables", read, read < 0, "must not be negative where a token needs a slot", read_rows)
-        too_large = read > (MAX_INT64 - offsets) // self.block_size - more
-        _check_values("block_tables", read, too_large, f"times block_size={self.block_size} is beyond int64", read_rows)
         return (read + more) * self.block_size + offsets
 
     def _check_kinds(self) -> None:
@@ -182,3 +177,40 @@ def _check_values(
         first = int(wrong.nonzero()[0, 0])
         row = first if rows is None else int(rows[first])
         raise ValueError(f"{name}: {int(values[first])} in row {row}: {why}")
+
+
+def refuse_shared_memory(written: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> None:
+    """ValueError when a tensor of `written` shares an element with itself, with another one, or with one of `read`.
+
+    All are int64 on one device, and those in `written` have one dimension. They may be in one storage, for example as rows
+    or columns of a buffer, and those in `read` may share memory with one another. Each pair costs a comparison of
+    addresses; only pairs whose address ranges meet are compared element by element.
+    """
+    spans = {name: _span(tensor) for name, tensor in {**written, **read}.items()}
+    earlier: set[str] = set()  # names that have been compared with everything
+    for name, tensor in written.items():
+        earlier.add(name)
+        begin, end = spans[name]
+        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise ValueError(
+                f"{name}: stride 0, so its rows share memory; must not be expanded, because it is written to"
+            )
+        for other, (other_begin, other_end) in spans.items():
+            if other in earlier or end <= other_begin or other_end <= begin:
+                continue
+            if torch.isin(_addresses(tensor), _addresses({**written, **read}[other])).any():
+                raise ValueError(f"{name}: shares memory with {other}; must not, because {name} is written to")
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the byte after the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _addresses(tensor: torch.Tensor) -> torch.Tensor:
+    """The address of every element, int64 [elements], on the CPU."""
+    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = (offsets[:, None] + torch.arange(size, device="cpu") * stride).flatten()
+    return tensor.data_ptr() + offsets * tensor.element_size()

@@ -2,49 +2,58 @@
 
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.paged.memory import check_memory
 
 KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, each [num_blocks, P, Hk, D]
 
 
 def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
-    """Check that a K/V cache fits the model and has separate memory for each element; returns (num_blocks, block size).
+    """Check that a K/V cache fits the model and that its tensors are not the same memory; returns (num_blocks, block size).
     ValueError naming layer and tensor."""
     config = model.config
     if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
         size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
         raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one per layer")
     first: tuple[int, ...] | None = None
-    tensors: list[torch.Tensor] = []
+    tensors: dict[str, torch.Tensor] = {}
     for layer, pair in enumerate(kv_cache):
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
             raise ValueError(f"kv_cache[{layer}]: must be a pair of tensors (K, V)")
-        for name, tensor in zip("KV", pair, strict=True):
+        for name, tensor in zip((f"kv_cache[{layer}] K", f"kv_cache[{layer}] V"), pair, strict=True):
             shape = tuple(tensor.shape)
             heads = (config.num_key_value_heads, config.head_dim)
             if len(shape) != 4 or shape[2:] != heads or 0 in shape:
                 wanted = f"[num_blocks, block_size, {heads[0]}, {heads[1]}]"
-                raise ValueError(f"kv_cache[{layer}] {name}: shape {list(shape)}, must be {wanted}")
+                raise ValueError(f"{name}: shape {list(shape)}, must be {wanted}")
             first = first or shape
             if shape != first:
-                raise ValueError(f"kv_cache[{layer}] {name}: shape {list(shape)}, must be {list(first)} as in layer 0")
+                raise ValueError(f"{name}: shape {list(shape)}, must be {list(first)} as in layer 0")
             if tensor.dtype != model.dtype or tensor.device != model.device:
                 raise ValueError(
-                    f"kv_cache[{layer}] {name}: {tensor.dtype} on {tensor.device}, must be the model's "
-                    f"{model.dtype} on {model.device}"
+                    f"{name}: {tensor.dtype} on {tensor.device}, must be the model's {model.dtype} on {model.device}"
                 )
             if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                where = "torch.inference_mode()"
-                raise ValueError(f"kv_cache[{layer}] {name}: was made in {where}, and can be written to only there")
-            tensors.append(tensor)
-    check_memory(tensors)
+                raise ValueError(f"{name}: was made in torch.inference_mode(), and can be written to only there")
+            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), shape, strict=True)):
+                raise ValueError(f"{name}: strides {list(tensor.stride())}, must not be an expanded tensor's")
+            tensors[name] = tensor
+    _check_memory(tensors)
     assert first is not None
     return first[0], first[1]
+
+
+def _check_memory(tensors: dict[str, torch.Tensor]) -> None:
+    """ValueError when one begins where another one does, or inside it if both are contiguous. Views of one memory may
+    interleave, such as K and V in [num_blocks, 2, P, Hk, D]."""
+    for (first, a), (second, b) in pairwise(sorted(tensors.items(), key=lambda item: item[1].data_ptr())):
+        size = a.nbytes if a.is_contiguous() and b.is_contiguous() else 1
+        if b.data_ptr() < a.data_ptr() + size:
+            raise ValueError(f"{second}: shares memory with {first}")
 
 
 def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:

@@ -34,14 +34,7 @@ from nanoinfer.paged.sharing import check_shared_slots
 
 logger = logging.getLogger("nanoinfer.paged")
 logger.addHandler(logging.NullHandler())  # what is logged here is also raised
-OPTIONS = {
-    "q_lens": None,
-    "spec_mask": None,
-    "atten_mask": None,
-    "atten_mask_rows": None,
-    "adapter_ids": None,
-    "max_out_len": 256,
-}
+OPTIONS = {"q_lens": None, "spec_mask": None, "atten_mask": None, "adapter_ids": None, "max_out_len": 256}
 
 
 class GeneratorTorch:
@@ -158,10 +151,7 @@ class GeneratorTorch:
           and have equal `position_ids`. Without it, drafts are in a line, one after the other.
         - `atten_mask`: the same for any pass, floating point (added to the scores) or boolean (True = see, as in torch's
           scaled_dot_product_attention). Shapes: [T, max(input_lengths)], one row per new token; or as in ATB, one row per
-          index, [M, M] for every request or [B, M, M], M ≥ max(input_lengths).
-        - `atten_mask_rows`: "tokens" or "indices". You need it only if an `atten_mask` of shape [M, M] could be either,
-          because T = M = max(input_lengths), and the two would hide different things. None: the shape decides. Not in the
-          seed.
+          index, [M, M] for every request or [B, M, M], M ≥ max(input_lengths). One that could be either is refused.
         - `adapter_ids`: names of LoRA adapters, up to B. None or "base" is the base model, also used for further requests.
         - `max_out_len`, default 256: how many tokens the caller will generate at most. It is checked (an integer of at
           least 1), but a single pass does not need it, because the caller reserves the blocks.
@@ -174,8 +164,8 @@ class GeneratorTorch:
         shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
         −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
         the block table puts the token; a slot that is written for one token and used by a different one, or by another
-        request's prefix; K and V, or layers, that share memory; K or V that were made in `torch.inference_mode()` and are
-        used outside it; an ambiguous `atten_mask`; an unknown adapter. UnknownArgumentError for an unknown keyword.
+        request's prefix; K and V, or layers, that are the same memory; K or V that were made in `torch.inference_mode()`
+        and are used outside it; an ambiguous `atten_mask`; an unknown adapter. UnknownArgumentError for an unknown keyword.
         Source: seed 000 (MindIE's `forward_tensor`).
         """
         unknown = kwargs.keys() - OPTIONS.keys()

@@ -57,7 +57,6 @@ def read_inputs(
     q_lens: Sequence[int] | None,
     spec_mask: torch.Tensor | None,
     atten_mask: torch.Tensor | None,
-    atten_mask_rows: str | None,
     max_out_len: int,
 ) -> PagedInputs:
     """Check and convert the arguments. Arguments and errors as in `GeneratorTorch.forward_tensor`. Changes nothing."""
@@ -102,7 +101,6 @@ def read_inputs(
     bias = read_masks(
         spec_mask,
         atten_mask,
-        atten_mask_rows,
         is_prefill,
         request,
         indices,

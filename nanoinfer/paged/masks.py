@@ -3,13 +3,10 @@
 import numpy as np
 import torch
 
-ROWS = ("tokens", "indices")  # what the rows of an atten_mask can be
-
 
 def read_masks(
     spec_mask: torch.Tensor | None,
     atten_mask: torch.Tensor | None,
-    atten_mask_rows: str | None,
     is_prefill: bool,
     request: np.ndarray,
     indices: np.ndarray,
@@ -24,8 +21,6 @@ def read_masks(
     naming the mask and the limit when a shape or dtype is wrong, a mask has NaN or +inf, or `atten_mask` is ambiguous.
     """
     masks = []
-    if atten_mask_rows is not None and atten_mask_rows not in ROWS:
-        raise ValueError(f"atten_mask_rows={atten_mask_rows!r}: must be None or one of {', '.join(ROWS)}")
     if spec_mask is not None:
         if is_prefill:
             raise ValueError("spec_mask: is for decode (is_prefill=False); a prefill takes an atten_mask")
@@ -38,38 +33,37 @@ def read_masks(
         masks.append(spec_mask)
     if atten_mask is not None:
         _check("atten_mask", atten_mask, bool_too=True)
-        masks.append(_row_per_token(atten_mask, atten_mask_rows, request, indices, batch_size, width))
+        masks.append(_row_per_token(atten_mask, request, indices, batch_size, width))
     if not masks:
         return None
     return torch.stack([_additive(mask, dtype, device) for mask in masks]).sum(0)
 
 
 def _row_per_token(
-    mask: torch.Tensor, rows: str | None, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
+    mask: torch.Tensor, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
 ) -> torch.Tensor:
     """Convert `atten_mask` from any of its shapes to [T, width]: what each new token may see of its sequence."""
     shape = list(mask.shape)
     index = torch.from_numpy(indices).to(mask.device)
     by_token = by_index = None
-    if shape == [len(indices), width] and rows != "indices":
+    if shape == [len(indices), width]:
         by_token = mask
-    if len(shape) in (2, 3) and shape[-1] == shape[-2] and shape[-1] >= width and rows != "tokens":
+    if len(shape) in (2, 3) and shape[-1] == shape[-2] and shape[-1] >= width:
         if len(shape) == 2:
             by_index = mask[index, :width]
         elif shape[0] == batch_size:
             by_index = mask[torch.from_numpy(request).to(mask.device), index, :width]
     if by_token is not None and by_index is not None and not torch.equal(by_token, by_index):
         raise ValueError(
-            f"atten_mask: shape {shape} has as many rows as there are new tokens and as the longest of input_lengths; "
-            "say what they are: atten_mask_rows='tokens' or 'indices'"
+            f"atten_mask: shape {shape}, could be rows of new tokens or of indices; give [B, M, M] instead"
         )
     wanted = by_index if by_token is None else by_token
-    if wanted is not None:
-        return wanted
-    tokens = f"[{len(indices)}, {width}] (new tokens, max(input_lengths))"
-    places = f"[M, M] or [{batch_size}, M, M] with M of at least {width}"
-    allowed = {"tokens": tokens, "indices": places, None: f"{tokens}, {places}"}[rows]
-    raise ValueError(f"atten_mask: shape {shape}, must be {allowed}")
+    if wanted is None:
+        raise ValueError(
+            f"atten_mask: shape {shape}, must be [{len(indices)}, {width}] (new tokens, max(input_lengths)), [M, M] or "
+            f"[{batch_size}, M, M] with M of at least {width}"
+        )
+    return wanted
 
 
 def _check(name: str, mask: torch.Tensor, bool_too: bool) -> None:

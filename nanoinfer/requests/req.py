@@ -172,9 +172,6 @@ class Req:
         if self.matcher is not None and self.matcher.is_complete:
             self.finish(FinishReason.STOP)
             return
-        if self.matcher is not None and self.matcher.tokenizer_error is not None:
-            self.end(FinishReason.ABORT, self.matcher.tokenizer_error)
-            return
         why = "its grammar and its other parameters leave no token to choose"
         if self.matcher is not None and self.matcher.error:
             why = f"its grammar cannot be followed any further: {self.matcher.error}"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nanoinfer.grammars.limits import MAX_LENGTH
+from nanoinfer.grammars.grammar import MAX_LENGTH
 from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.server.errors import ApiError, bad_request, code_of

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.grammars.limits import MAX_CHOICES, MAX_REGEX
+from nanoinfer.grammars.compiler import MAX_CHOICES
+from nanoinfer.grammars.patterns import MAX_REGEX
 
 Schema = dict[str, Any]
 LINKS: dict[str, Callable[[Any], Schema]] = {

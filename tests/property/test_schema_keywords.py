@@ -12,7 +12,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from nanoinfer.grammars.json_patterns import without_look_ahead
+from nanoinfer.grammars.patterns import without_look_ahead
 from tests.helpers.grammars import accepts, matcher_of, random_output
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.paged.draft_decode import decode_with_lines, decode_with_trees
+from nanoinfer.paged.by_hand import decode_with_lines, decode_with_trees
 from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
 from nanoinfer.paged.generator import GeneratorTorch
 

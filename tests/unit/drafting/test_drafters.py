@@ -16,7 +16,7 @@ from nanoinfer.drafting.ngram import NgramDrafter
 from nanoinfer.drafting.prefix_stamps import PrefixStamps
 from nanoinfer.drafting.suffix_index import SuffixIndex
 from nanoinfer.drafting.tree import TreeDrafter, continuation
-from nanoinfer.grammars.grammars import Grammars
+from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
 from tests.helpers.engines import finish, greedy, make_engine, step

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.grammars.bitmask import apply_masks, forbid_other_tokens, forbidden_by_shifts
-from nanoinfer.grammars.matcher import fill_masks
-from nanoinfer.grammars.number_limit import MAX_DIGITS
+from nanoinfer.grammars.bitmask import apply_masks, fill_masks, forbid_other_tokens, forbidden_by_shifts
+from nanoinfer.grammars.matcher import MAX_DIGITS
 from tests.helpers.grammars import EOS, accepts, allowed, byte_tokens, matcher_of, random_output, story_compiler
 
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.grammars.grammar import MAX_LENGTH
 from nanoinfer.grammars.lark import as_lark, split_json
-from nanoinfer.grammars.limits import MAX_LENGTH
 
 SCHEMA = {
     "type": "object",

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from nanoinfer.grammars.number_limit import MAX_DIGITS
+from nanoinfer.grammars.matcher import MAX_DIGITS
 from nanoinfer.requests.tool_calls import BEGIN, END
 from tests.helpers.grammars import accepts, allowed, byte_tokens, matcher_of, random_output
 

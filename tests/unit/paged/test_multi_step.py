@@ -13,8 +13,8 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.cli.main import main
+from nanoinfer.paged.by_hand import multi_step_decode
 from nanoinfer.paged.generator import GeneratorTorch
-from nanoinfer.paged.multi_step import multi_step_decode
 
 PROMPTS = [[5, 6, 7, 8, 9], [300, 2], [42] * 8]
 

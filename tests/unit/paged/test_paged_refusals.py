@@ -203,8 +203,8 @@ def test_two_different_tokens_in_one_slot_are_refused(caller: Caller) -> None:
     [
         (lambda kv: kv[:2], "kv_cache: 2, must be a list of 3"),
         (lambda kv: [*kv, kv[0]], "kv_cache: 4, must be a list of 3"),
-        (lambda kv: [kv[0]] * 3, r"kv_cache\[1\] K: is the same memory as kv_cache\[0\] K"),
-        (lambda kv: [kv[0], kv[1], (kv[2][0], kv[2][0])], r"kv_cache\[2\] V: is the same memory as kv_cache\[2\] K"),
+        (lambda kv: [kv[0]] * 3, r"kv_cache\[1\] .: shares memory with kv_cache\[0\]"),
+        (lambda kv: [kv[0], kv[1], (kv[2][0], kv[2][0])], r"kv_cache\[2\] V: shares memory with kv_cache\[2\] K"),
         (lambda kv: kv[0][0], "kv_cache: Tensor, must be a list of 3"),
         (lambda kv: [kv[0], kv[1], kv[2][0]], r"kv_cache\[2\]: must be a pair of tensors"),
         (lambda kv: [kv[0], kv[1], (kv[2][0], None)], r"kv_cache\[2\]: must be a pair of tensors"),

@@ -1,16 +1,13 @@
 """forward_tensor and shared memory: which slots, blocks and tensors may be used twice in one pass."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from nanoinfer.paged.generator import GeneratorTorch
-from nanoinfer.paged.memory import check_memory
 from tests.helpers.paged import Caller
 
 PROMPTS = ([1, 2, 3, 4, 5, 6], [7, 8, 9])
@@ -131,36 +128,18 @@ def heads_first(block: torch.Tensor) -> torch.Tensor:
 # --- K and V -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda t: t[:1].expand(8, -1, -1, -1),
-            r"kv_cache\[1\] V: strides \[0, 32, 16, 1\] .* several elements in one",
-        ),
-        (lambda t: t[:, :1].expand(-1, 4, -1, -1), r"kv_cache\[1\] V: strides"),
-        (lambda t: t[:, :, :1].expand(-1, -1, 2, -1), r"kv_cache\[1\] V: strides"),
-        (lambda t: torch.as_strided(t, t.shape, (32, 32, 16, 1)), r"kv_cache\[1\] V: strides"),
-    ],
-)
-def test_a_cache_with_several_elements_in_one_place_is_refused(
-    change: Callable[[torch.Tensor], torch.Tensor], message: str, caller: Caller
-) -> None:
-    arguments = caller.arguments({0: [5], 1: [6]}, False)
-    kv = list(caller.kv_cache)
-    kv[1] = (kv[1][0], change(kv[1][1]))
-    refuse(caller, {**arguments, "kv_cache": kv}, message)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_cache_with_several_elements_in_one_place_is_refused(dim: int, caller: Caller) -> None:
+    arguments, kv = caller.arguments({0: [5], 1: [6]}, False), list(caller.kv_cache)
+    kv[1] = (kv[1][0], kv[1][1].narrow(dim, 0, 1).expand_as(kv[1][1]))
+    refuse(caller, {**arguments, "kv_cache": kv}, r"kv_cache\[1\] V: strides")
 
 
 def test_k_and_v_that_overlap_are_refused(caller: Caller) -> None:
     arguments, kv = caller.arguments({0: [5], 1: [6]}, False), list(caller.kv_cache)
-    whole, wide = torch.zeros(9, 4, 2, 16), torch.zeros(8, 5, 2, 16)
-    head_major = whole.flatten()[:1024].view(2, 8, 4, 16).permute(1, 2, 0, 3)
-    for pair in ((whole[:8], whole[1:]), (wide[:, :4], wide[:, 1:]), (whole[1:], head_major)):
-        message = r"kv_cache\[2\] V: overlaps the memory of kv_cache\[2\] K"
-        refuse(caller, {**arguments, "kv_cache": [kv[0], kv[1], pair]}, message)
-    layers = [(kv[0][0], whole[:8]), kv[1], (whole[1:], kv[2][1])]
-    refuse(caller, {**arguments, "kv_cache": layers}, r"kv_cache\[2\] K: overlaps the memory of kv_cache\[0\] V")
+    whole = torch.zeros(9, 4, 2, 16)
+    for other in (kv[0], kv[1], (whole[:8], whole[1:])), ((kv[0][0], whole[:8]), kv[1], (whole[1:], kv[2][1])):
+        refuse(caller, {**arguments, "kv_cache": other}, r"kv_cache\[2\] .: shares memory with")
 
 
 @pytest.mark.parametrize(
@@ -185,40 +164,6 @@ def test_views_of_one_memory_that_share_no_element_are_a_cache(views: Callable[[
     torch.testing.assert_close(other.decode({0: [5], 1: [6]}), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_views_of_other_orders_are_told_apart_as_numpy_does() -> None:
-    """Blocks that are full, each in an order of dimensions of its own, some way apart."""
-    random, memory, seen = np.random.default_rng(1), torch.zeros(400), set()
-    for _ in range(300):
-        order = [random.permutation(3) + 1 for _ in "KV"]
-        gap, starts = int(random.choice([0, 1, 12, 20])), random.integers(0, 60, 2)
-        pair = []
-        for axes, start in zip(order, starts, strict=True):
-            shape = np.array([3, 2, 3, 2])
-            strides = np.array([12 + gap, 0, 0, 0])
-            strides[axes] = np.cumprod([1, *shape[axes][:2]])
-            pair.append(torch.as_strided(memory, shape.tolist(), strides.tolist(), int(start)))
-        overlap = np.shares_memory(*(view.numpy() for view in pair))
-        seen.add(overlap)
-        with pytest.raises(ValueError, match="memory") if overlap else nullcontext():
-            check_memory(pair)
-    assert seen == {True, False}
-
-
-def test_strided_views_are_told_apart_as_numpy_does() -> None:
-    random, memory, seen = np.random.default_rng(0), torch.zeros(4000), set()
-    for _ in range(300):
-        shape, strides, span = random.integers(1, 4, 4).tolist(), [0] * 4, 1
-        for dim in random.permutation(4).tolist():
-            strides[dim] = span + int(random.choice([0, 0, 1, 3]))
-            span += strides[dim] * (shape[dim] - 1)
-        pair = [torch.as_strided(memory, shape, strides, int(start)) for start in random.integers(0, 60, 2)]
-        overlap = np.shares_memory(*(view.numpy() for view in pair))
-        seen.add(overlap)
-        with pytest.raises(ValueError, match="memory") if overlap else nullcontext():
-            check_memory(pair)
-    assert seen == {True, False}
-
-
 # --- masks -------------------------------------------------------------------------------------------------------
 
 
@@ -233,50 +178,18 @@ def square_case(generator: GeneratorTorch) -> tuple[Caller, dict[str, Any], torc
 
 def test_a_mask_that_could_be_read_in_two_ways_is_refused(generator: GeneratorTorch) -> None:
     caller, arguments, mask = square_case(generator)
-    refuse(
-        caller,
-        {**arguments, "atten_mask": mask},
-        r"atten_mask: shape \[3, 3\] .* atten_mask_rows='tokens' or 'indices'",
-    )
+    refuse(caller, {**arguments, "atten_mask": mask}, r"atten_mask: shape \[3, 3\]")
     caller = Caller(generator, 8, 4)  # a prefill of 2 + 2 tokens after a prefix of 2
     caller.prefill({0: [1, 2]})
     arguments = caller.arguments({0: [3, 4], 1: [5, 6]}, True)
     mask = torch.zeros(4, 4)
     mask[3, 0] = -1e9
-    refuse(caller, {**arguments, "atten_mask": mask}, r"atten_mask: shape \[4, 4\] .* say what they are")
+    refuse(caller, {**arguments, "atten_mask": mask}, r"atten_mask: shape \[4, 4\]")
 
 
-def test_such_a_mask_is_read_as_its_argument_says(generator: GeneratorTorch) -> None:
-    """By tokens row 2 is request 0's; by indices it is that of the third token of request 2."""
-    for rows, hidden in (("tokens", (2, None)), ("indices", (0, 1))):
-        _, arguments, mask = square_case(generator)
-        wanted = torch.zeros(3, 3)
-        if hidden[1] is not None:
-            wanted[hidden] = -torch.inf
-        expected = generator.forward_tensor(**arguments, spec_mask=wanted)
-        logits = generator.forward_tensor(**arguments, atten_mask=mask, atten_mask_rows=rows)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_mask_that_says_the_same_in_both_ways_needs_no_argument(generator: GeneratorTorch) -> None:
+def test_a_mask_that_says_the_same_in_both_ways_is_taken(generator: GeneratorTorch) -> None:
     _, arguments, mask = square_case(generator)
     expected = generator.forward_tensor(**arguments)
     for same in (torch.ones_like(mask), torch.zeros(3, 3)):
         logits = generator.forward_tensor(**arguments, atten_mask=same)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "message"),
-    [
-        ("rows", (3, 3), "atten_mask_rows='rows': must be None or one of tokens, indices"),
-        ("tokens", (4, 4), r"atten_mask: shape \[4, 4\], must be \[3, 3\] \(new tokens"),
-        ("tokens", (3, 3, 3), r"must be \[3, 3\] \(new tokens"),
-        ("indices", (3, 4), r"atten_mask: shape \[3, 4\], must be \[M, M\] or \[3, M, M\] with M of at least 3"),
-    ],
-)
-def test_a_mask_of_another_shape_than_its_rows_say(
-    rows: str, shape: tuple[int, ...], message: str, generator: GeneratorTorch
-) -> None:
-    caller, arguments, _ = square_case(generator)
-    refuse(caller, {**arguments, "atten_mask": torch.zeros(shape), "atten_mask_rows": rows}, message)

@@ -1,4 +1,6 @@
-"""Patterns for the compiler: it has no look-ahead, and gets some patterns wrong inside a JSON string, which are refused.
+"""Regular expressions: how large they may be, and patterns of JSON schemas.
+
+The compiler has no look-ahead, and gets some patterns wrong inside a JSON string, which are refused.
 
 In a JSON string, `"`, `\\` and control characters are written as escapes. For a class of characters that has all control
 characters, llguidance 1.9 allows every escape, so `[^"]` would match a quotation mark. Classes that have both `"` and `\\`,
@@ -7,8 +9,8 @@ as `.` and `[^a]` do, are right, and so are those without control characters.
 
 import re
 
-from nanoinfer.grammars.limits import check_regex
-
+MAX_REGEX = 5_000  # characters of a regular expression
+MAX_DEPTH = 100  # of brackets inside each other: the compiler would run out of stack
 CONTROL = "".join(map(chr, range(32)))
 SPACES = set("\t\n\v\f\r\x1c\x1d\x1e\x1f")  # classes of these are right
 PROPERTIES = re.compile(r"\\p(?:[LN][a-z]?|\{[LN][a-z]?\})")  # letters and numbers; of other properties it is not known
@@ -18,6 +20,17 @@ TOKEN = re.compile(rf"{ESCAPE.pattern}|\[\^?(?:{ESCAPE.pattern}|[^]\\])*\]?|\(\?
 LOOK_AHEAD = re.compile(r"\^\(\?(?:=((?:[^()\\[]|\\.|\[(?:[^]\\]|\\.)+\])+)|!\^?\[([^]\\^][^]\\]*)\]\*\$)\)")
 # How pydantic 2.12 ends the pattern of a Decimal with max_digits. The first choice may be empty, so the other adds nothing.
 DECIMAL_END = re.compile(r"\(\?:(\\d\{0,\d+\})\|\(\?=[^()|]+\)[^()|]+\)$")
+
+_LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_DAYS = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_DATE = f"(?:[1-9][0-9]{{3}}-{_DAYS}|{_LEAP_YEAR}-02-29)"
+_HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = f"{_HOUR_MINUTE}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR_MINUTE})"
+_UUID = "[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"
+# The compiler's own date has a 29 February in every year, and its time a second 60 in every minute.
+FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$", "uuid": f"^{_UUID}$"}
+COMPILED_FORMATS = ("duration", "email", "hostname", "ipv4", "ipv6", "uri")  # any other says nothing about documents
 
 
 def without_look_ahead(pattern: str) -> list[str]:
@@ -70,3 +83,22 @@ def _check_class(text: str, pattern: str) -> None:
             f'pattern {pattern!r}: {text} has control characters but not both " and \\, and is not implemented; '
             "exclude control characters as well: \\x00-\\x1f"
         )
+
+
+def check_regex(text: str) -> None:
+    """ValueError when a regular expression is too long, or its brackets are too deep."""
+    if len(text) > MAX_REGEX:
+        raise ValueError(
+            f"has {len(text)} characters: must not exceed {MAX_REGEX}; for many fixed texts, use choice=[...]"
+        )
+    check_depth(text)
+
+
+def check_depth(text: str) -> None:
+    """ValueError when brackets are too deep."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise ValueError(f"has {deepest} opening brackets inside each other: must not exceed {MAX_DEPTH}")
