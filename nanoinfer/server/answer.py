@@ -37,7 +37,7 @@ class GenerationResponse(Response):
         generation = self._generation
         self._notes = notes_of(scope)
         self._notes.generation = generation
-        watcher = asyncio.create_task(self._watch(scope, receive))
+        watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._send_events(send) if self._stream else self._send_whole(send))
         except OSError:  # what some ASGI servers raise when the client is gone
@@ -46,12 +46,11 @@ class GenerationResponse(Response):
             watcher.cancel()
             self._service.end(generation)
 
-    async def _watch(self, scope: Scope, receive: Receive) -> None:
+    async def _watch(self, receive: Receive) -> None:
         """Abort the generation when its client is gone."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_slow = scope.get("state", {}).get("is_slow")  # see connections.py
-        self._generation.close("slow_reader" if is_slow else "disconnect")
+        self._generation.close("disconnect")
 
     async def _send_events(self, send: Send) -> None:
         generation, shape, has_begun = self._generation, self._shape, False

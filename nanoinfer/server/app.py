@@ -17,15 +17,10 @@ from starlette.responses import Response
 from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError, UnknownArgumentError
 from nanoinfer.server.adapter_routes import adapter_routes
 from nanoinfer.server.block_routes import block_routes
-from nanoinfer.server.bodies import Bodies
-from nanoinfer.server.door import Door
 from nanoinfer.server.errors import ApiError, as_api_error
-from nanoinfer.server.gate import Gate, Refusals
+from nanoinfer.server.gate import Gate
 from nanoinfer.server.generate_route import generate_route
-from nanoinfer.server.heads import Heads
 from nanoinfer.server.hints import did_you_mean
-from nanoinfer.server.hosts import Hosts
-from nanoinfer.server.keys import Keys
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.openai_routes import openai_routes
 from nanoinfer.server.openapi import describe
@@ -96,16 +91,7 @@ def layers(service: Service) -> list[Middleware]:
         allow_headers=["*"],  # OpenAI's client for JavaScript sends many of its own
         expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
-    return [
-        Middleware(Gate, service=service),
-        Middleware(Heads),
-        Middleware(Hosts, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins),
-        *([cors] if settings.cors_origins else []),
-        Middleware(Refusals),
-        Middleware(Keys, keys=settings.api_keys),
-        Middleware(Door, drain=service.drain),
-        Middleware(Bodies, settings=settings),
-    ]
+    return [*([cors] if settings.cors_origins else []), Middleware(Gate, service=service)]
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -115,12 +101,20 @@ async def _answer(request: Request, error: Exception) -> Response:
     elif isinstance(error.__cause__, ApiError):  # FastAPI has made an HTTPException of it
         answer = error.__cause__
     elif isinstance(error, HTTPException):
-        path = request.url.path
-        is_ours = f"/v1{path}" in request.app.openapi()["paths"]
-        hint = f"; did you mean /v1{path}? A client's base URL must end with /v1" if is_ours else ""
-        message = f"{request.method} {path}: {error.detail}{hint}"
+        message = f"{request.method} {request.url.path}: {error.detail}{_right_path(request)}"
         answer = ApiError(error.status_code, message, headers=error.headers)
     else:
         answer = as_api_error(error)
     notes_of(request.scope).error = answer
     return Response(answer.body, answer.status, answer.headers, "application/json")
+
+
+def _right_path(request: Request) -> str:
+    """What a message adds about a path that is one of ours but for `/v1` or slashes: a base URL that is wrong."""
+    parts = [part for part in request.url.path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        parts.pop(0)
+    for path in ("/".join(["", "v1", *parts]), "/".join(["", *parts])):
+        if path in request.app.openapi()["paths"] and path != request.url.path:
+            return f"; did you mean {path}? A client's base URL must be {request.base_url}v1"
+    return ""

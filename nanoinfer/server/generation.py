@@ -74,7 +74,7 @@ class Counts:
 class Generation:
     """The streams of one client's request: one per prompt, each with `wish.params.n` completions.
 
-    `closed_by`: what ended it early: "disconnect", "slow_reader", "shutdown" or "error"; None if nothing did. `counts` are
+    `closed_by`: what ended it early: "disconnect", "shutdown" or "error"; None if nothing did. `counts` are
     of what the engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion.
     `started`, `first_token_at`: seconds of `time.perf_counter`.
     """
@@ -109,7 +109,7 @@ class Generation:
     @property
     def client_left(self) -> bool:
         """True when it was ended because nobody reads the answer."""
-        return self.closed_by in ("disconnect", "slow_reader")
+        return self.closed_by == "disconnect"
 
     async def outputs(self) -> list[RequestOutput]:
         """Read to the end. One output per prompt, in order. Errors as in `read`."""

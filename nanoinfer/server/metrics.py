@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 REASONS = ("stop", "length", "abort", "timeout")
-ABORTS = ("disconnect", "slow_reader", "shutdown", "error")
+ABORTS = ("disconnect", "shutdown", "error")
 ADDED_UP = (  # of EngineStats, where several engines serve
     *("waiting", "running", "paused", "retractions", "tokens_per_second"),
     *("total_slots", "free_slots", "evictable_slots", "protected_slots", "request_slots"),

@@ -226,20 +226,30 @@ def test_a_form_from_another_page_is_not_json(server: Running) -> None:
 
 
 def test_unknown_paths_and_methods(server: Running) -> None:
-    for path in ("/nothing", "/v1/completions/", "/docs", "/redoc", "/v2/models"):
+    for path in ("/nothing", "/v1/completions/", "/docs", "/redoc"):
         assert server.get(path).json()["error"]["type"] == "not_found_error"
     answer = server.get("/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json()["error"]["message"] == "GET /v1/completions: Method Not Allowed"
 
 
-def test_a_base_url_without_v1_is_told(server: Running) -> None:
-    for path in ("/chat/completions", "/completions", "/models", "/load_lora_adapter"):
-        for answer in (server.get(path), server.post(path, {})):
-            assert answer.status_code == 404
-            assert f"/v1{path}" in answer.json()["error"]["message"]
-    for path in ("/nothing", "/v1/nothing", "/v1/v1/models"):
-        assert "did you mean" not in server.get(path).text
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        *((path, f"/v1{path}") for path in ("/chat/completions", "/completions", "/models", "/load_lora_adapter")),
+        *((path, "/v1/completions") for path in ("/v1/completions/", "/v1/v1/completions", "/completions/")),
+        ("/v1/v1/models/", "/v1/models"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/nothing", None),
+        ("/v1/nothing", None),
+        ("/v2/models", None),
+    ],
+)
+def test_a_wrong_base_url_is_told(server: Running, path: str, right: str | None) -> None:
+    answer = server.post(path, {})
+    message = answer.json()["error"]["message"]
+    assert answer.status_code == 404
+    assert (f"did you mean {right}?" in message) == (f"{server.url}/v1" in message) == (right is not None)
 
 
 def test_nothing_of_it_reached_the_engine(server: Running) -> None:
