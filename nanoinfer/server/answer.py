@@ -8,13 +8,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.server.bugs import log_bug
-from nanoinfer.server.errors import ApiError, as_api_error, internal_error, shut_down, timed_out
+from nanoinfer.server.errors import ApiError, as_api_error, internal_error, log_bug, shut_down, timed_out
 from nanoinfer.server.generation import Generation
-from nanoinfer.server.json_text import dumps
 from nanoinfer.server.notes import Notes, notes_of
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape
+from nanoinfer.server.shape import Shape, dumps
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,22 +18,26 @@ from starlette.responses import Response
 from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError, UnknownArgumentError
 from nanoinfer.server.adapter_routes import adapter_routes
 from nanoinfer.server.block_routes import block_routes
-from nanoinfer.server.errors import ApiError, as_api_error
+from nanoinfer.server.errors import ApiError, as_api_error, validation_error
+from nanoinfer.server.fields import did_you_mean
 from nanoinfer.server.gate import Gate
 from nanoinfer.server.generate_route import generate_route
-from nanoinfer.server.hints import did_you_mean
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.openai_routes import openai_routes
-from nanoinfer.server.openapi import describe
 from nanoinfer.server.operation_routes import operation_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.server.token_routes import token_routes
-from nanoinfer.server.validation import validation_error
 from nanoinfer.version import __version__
 
 LIVE_PAGE = "nanoinfer.server.live"
 KNOWN = {field.name for field in fields(ServerSettings)}
+
+TEXT_OR_NULL = {"type": ["string", "null"]}
+ERROR_FIELDS = {"message": {"type": "string"}, "type": {"type": "string"}, "param": TEXT_OR_NULL, "code": TEXT_OR_NULL}
+ERROR = {"type": "object", "required": [*ERROR_FIELDS], "properties": ERROR_FIELDS}
+ANSWER = {"type": "object", "required": ["error"], "properties": {"error": ERROR}}
+ERRORS = {"description": "An error, in OpenAI's shape.", "content": {"application/json": {"schema": ANSWER}}}
 
 
 def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -> FastAPI:
@@ -77,7 +82,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
     app.router.routes.extend(block_routes(service))
     if service.served.local and find_spec(LIVE_PAGE) is not None:
         app.router.routes.extend(import_module(LIVE_PAGE).routes(service))
-    describe(app)
+    _describe(app)
     return app
 
 
@@ -118,3 +123,22 @@ def _right_path(request: Request) -> str:
         if path in request.app.openapi()["paths"] and path != request.url.path:
             return f"; did you mean {path}? A client's base URL must be {request.base_url}v1"
     return ""
+
+
+def _describe(app: FastAPI) -> None:
+    """Replace FastAPI's own 422, which is never sent, by the errors that are, in /openapi.json."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for operations in made["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    operation["responses"] |= {"4XX": ERRORS, "5XX": ERRORS}
+            schemas = made.get("components", {}).get("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -5,8 +5,7 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoinfer.server.answer import send_error
-from nanoinfer.server.bugs import log_bug
-from nanoinfer.server.errors import ApiError, as_api_error
+from nanoinfer.server.errors import ApiError, as_api_error, log_bug
 from nanoinfer.server.keys import Hosts, Keys, is_open
 from nanoinfer.server.notes import Notes, log_request
 from nanoinfer.server.service import Service
@@ -57,7 +56,7 @@ class Gate:
                 raise RuntimeError(f"request {notes.request_id} is cut off") from None
             await send_error(noted_send, answer)
         finally:
-            self._service.metrics.responses[str(notes.status)] += 1
+            self._service.metrics.note_response(notes.status)
             log_request(scope, notes)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send, notes: Notes) -> None:
