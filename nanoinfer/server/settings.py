@@ -43,8 +43,8 @@ class ServerSettings:
     - `max_adapters`: loaded adapters. `max_connections`: open connections; others get a 503.
 
     How long, in seconds:
-    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for the chat template and
-      the tokenizer.
+    - `request_timeout_s`: from arrival to the last token; None: no limit.
+    - `preparation_timeout_s`: for the chat template and the tokenizer.
     - `drain_timeout_s`: for requests that are running when the server is told to end.
     """
 
