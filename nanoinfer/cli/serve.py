@@ -143,7 +143,7 @@ def _keys(args: argparse.Namespace) -> list[str]:
 
 def _log_to_standard_error(show_prompts: bool) -> None:
     """The access log, and what goes wrong. Not the engine's line per step. Messages of exceptions may quote prompts."""
-    from nanoinfer.server.bugs import Discreet
+    from nanoinfer.server.errors import Discreet
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((logging.Formatter if show_prompts else Discreet)("%(asctime)s %(message)s"))

@@ -10,7 +10,6 @@ from nanoinfer.errors import AdapterError
 from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.errors import ApiError, bad_request
 from nanoinfer.server.fields import Strict
-from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.service import Service
 
 
@@ -30,7 +29,7 @@ class UnloadRequest(Strict):
 
 def adapter_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router, loading = APIRouter(route_class=PatientRoute), set[str]()  # those that are loaded just now count as loaded
+    router, loading = APIRouter(), set[str]()  # those that are loaded just now count as loaded
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load(body: LoadRequest) -> Response:

@@ -8,13 +8,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.server.bugs import log_bug
-from nanoinfer.server.errors import ApiError, as_api_error, internal_error, shut_down, timed_out
+from nanoinfer.server.errors import ApiError, as_api_error, internal_error, log_bug, shut_down, timed_out
 from nanoinfer.server.generation import Generation
-from nanoinfer.server.json_text import dumps
 from nanoinfer.server.notes import Notes, notes_of
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape
+from nanoinfer.server.shape import Shape, dumps
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -37,7 +35,7 @@ class GenerationResponse(Response):
         generation = self._generation
         self._notes = notes_of(scope)
         self._notes.generation = generation
-        watcher = asyncio.create_task(self._watch(scope, receive))
+        watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._send_events(send) if self._stream else self._send_whole(send))
         except OSError:  # what some ASGI servers raise when the client is gone
@@ -46,12 +44,11 @@ class GenerationResponse(Response):
             watcher.cancel()
             self._service.end(generation)
 
-    async def _watch(self, scope: Scope, receive: Receive) -> None:
+    async def _watch(self, receive: Receive) -> None:
         """Abort the generation when its client is gone."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        is_slow = scope.get("state", {}).get("is_slow")  # see connections.py
-        self._generation.close("slow_reader" if is_slow else "disconnect")
+        self._generation.close("disconnect")
 
     async def _send_events(self, send: Send) -> None:
         generation, shape, has_begun = self._generation, self._shape, False

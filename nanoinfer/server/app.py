@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,27 +18,26 @@ from starlette.responses import Response
 from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError, UnknownArgumentError
 from nanoinfer.server.adapter_routes import adapter_routes
 from nanoinfer.server.block_routes import block_routes
-from nanoinfer.server.bodies import Bodies
-from nanoinfer.server.door import Door
-from nanoinfer.server.errors import ApiError, as_api_error
-from nanoinfer.server.gate import Gate, Refusals
+from nanoinfer.server.errors import ApiError, as_api_error, validation_error
+from nanoinfer.server.fields import did_you_mean
+from nanoinfer.server.gate import Gate
 from nanoinfer.server.generate_route import generate_route
-from nanoinfer.server.heads import Heads
-from nanoinfer.server.hints import did_you_mean
-from nanoinfer.server.hosts import Hosts
-from nanoinfer.server.keys import Keys
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.openai_routes import openai_routes
-from nanoinfer.server.openapi import describe
 from nanoinfer.server.operation_routes import operation_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.server.token_routes import token_routes
-from nanoinfer.server.validation import validation_error
 from nanoinfer.version import __version__
 
 LIVE_PAGE = "nanoinfer.server.live"
 KNOWN = {field.name for field in fields(ServerSettings)}
+
+TEXT_OR_NULL = {"type": ["string", "null"]}
+ERROR_FIELDS = {"message": {"type": "string"}, "type": {"type": "string"}, "param": TEXT_OR_NULL, "code": TEXT_OR_NULL}
+ERROR = {"type": "object", "required": [*ERROR_FIELDS], "properties": ERROR_FIELDS}
+ANSWER = {"type": "object", "required": ["error"], "properties": {"error": ERROR}}
+ERRORS = {"description": "An error, in OpenAI's shape.", "content": {"application/json": {"schema": ANSWER}}}
 
 
 def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -> FastAPI:
@@ -82,7 +82,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
     app.router.routes.extend(block_routes(service))
     if service.served.local and find_spec(LIVE_PAGE) is not None:
         app.router.routes.extend(import_module(LIVE_PAGE).routes(service))
-    describe(app)
+    _describe(app)
     return app
 
 
@@ -96,16 +96,7 @@ def layers(service: Service) -> list[Middleware]:
         allow_headers=["*"],  # OpenAI's client for JavaScript sends many of its own
         expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
-    return [
-        Middleware(Gate, service=service),
-        Middleware(Heads),
-        Middleware(Hosts, allowed_hosts=settings.allowed_hosts, cors_origins=settings.cors_origins),
-        *([cors] if settings.cors_origins else []),
-        Middleware(Refusals),
-        Middleware(Keys, keys=settings.api_keys),
-        Middleware(Door, drain=service.drain),
-        Middleware(Bodies, settings=settings),
-    ]
+    return [*([cors] if settings.cors_origins else []), Middleware(Gate, service=service)]
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -115,12 +106,39 @@ async def _answer(request: Request, error: Exception) -> Response:
     elif isinstance(error.__cause__, ApiError):  # FastAPI has made an HTTPException of it
         answer = error.__cause__
     elif isinstance(error, HTTPException):
-        path = request.url.path
-        is_ours = f"/v1{path}" in request.app.openapi()["paths"]
-        hint = f"; did you mean /v1{path}? A client's base URL must end with /v1" if is_ours else ""
-        message = f"{request.method} {path}: {error.detail}{hint}"
+        message = f"{request.method} {request.url.path}: {error.detail}{_right_path(request)}"
         answer = ApiError(error.status_code, message, headers=error.headers)
     else:
         answer = as_api_error(error)
     notes_of(request.scope).error = answer
     return Response(answer.body, answer.status, answer.headers, "application/json")
+
+
+def _right_path(request: Request) -> str:
+    """What a message adds about a path that is one of ours but for `/v1` or slashes: a base URL that is wrong."""
+    parts = [part for part in request.url.path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        parts.pop(0)
+    for path in ("/".join(["", "v1", *parts]), "/".join(["", *parts])):
+        if path in request.app.openapi()["paths"] and path != request.url.path:
+            return f"; did you mean {path}? A client's base URL must be {request.base_url}v1"
+    return ""
+
+
+def _describe(app: FastAPI) -> None:
+    """Replace FastAPI's own 422, which is never sent, by the errors that are, in /openapi.json."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            for operations in made["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    operation["responses"] |= {"4XX": ERRORS, "5XX": ERRORS}
+            schemas = made.get("components", {}).get("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,12 +1,11 @@
 """The body of a request to /v1/chat/completions, and its messages as a chat template takes them."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from nanoinfer.requests.keywords import Elsewhere
-from nanoinfer.server.fields import MOST_ITEMS, OWN_TEMPLATE, UNSUPPORTED, GenerationFields, Items, Strict
+from nanoinfer.server.fields import OWN_TEMPLATE, UNSUPPORTED, GenerationFields, Items, Strict
 
 
 class FunctionCall(Strict):
@@ -38,21 +37,6 @@ class Message(Strict):
         "audio": Elsewhere("only text is understood", (None,)),
         "function_call": Elsewhere("use tool_calls", (None,)),
     }
-
-
-def _few_calls(messages: Any) -> Any:
-    """As for Items: the calls of all messages are counted before they are looked at."""
-    counts = [
-        len(calls)
-        for each in (messages if isinstance(messages, list) else ())
-        if isinstance(each, dict) and isinstance(calls := each.get("tool_calls"), list)
-    ]
-    if sum(counts) > MOST_ITEMS:
-        raise PydanticCustomError("too_many", "must not have more than {most} tool calls in all", {"most": MOST_ITEMS})
-    return messages
-
-
-Messages = Annotated[Items[Message], BeforeValidator(_few_calls)]
 
 
 class Function(Strict):
@@ -92,7 +76,7 @@ class Tool(Strict):
 class ChatRequest(GenerationFields):
     """`max_tokens` and `max_completion_tokens` absent: the rest of the context."""
 
-    messages: Messages
+    messages: Items[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -8,10 +8,9 @@ from nanoinfer.requests.tool_calls import CallParser, opens_thought
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.completion_response import prompt_logprobs
 from nanoinfer.server.generation import Wish
-from nanoinfer.server.json_text import dumps, quoted
 from nanoinfer.server.logprobs import chat_logprobs
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, as_text, finish_fields, reason_in
+from nanoinfer.server.shape import Shape, as_text, dumps, finish_fields, quoted, reason_in
 from nanoinfer.server.tools import Tools
 
 

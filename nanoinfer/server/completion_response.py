@@ -6,11 +6,9 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.generation import Wish
-from nanoinfer.server.json_text import dumps, quoted
-from nanoinfer.server.logprobs import Entry, completion_logprobs, entries_of_prompt, vllm_entries
+from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, entries_of_prompt, vllm_entries
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, as_text, finish_fields, reason_in
-from nanoinfer.server.token_names import Offsets, TokenNames
+from nanoinfer.server.shape import Shape, as_text, dumps, finish_fields, quoted, reason_in
 
 
 class CompletionShape(Shape):

@@ -1,7 +1,10 @@
-"""What a client is told when something is wrong: a status, and an error in OpenAI's shape."""
+"""What a client is told when something is wrong: a status, and an error in OpenAI's shape. And what is logged of it."""
 
 import json
-from collections.abc import Mapping
+import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from reprlib import repr as repr_in_short
 from typing import Any
 
 from nanoinfer.errors import (
@@ -18,16 +21,21 @@ TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    408: "timeout_error",
     409: "conflict_error",
     413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
 RETRY_AFTER_S = 1
+CODES = {
+    "unsupported": "unsupported_field",
+    "unknown": "unknown_field",
+    "missing": "missing_field",
+}  # by pydantic's type
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests by themselves unless this says otherwise
+
+logger = logging.getLogger("nanoinfer.server")
 
 
 class ApiError(Exception):
@@ -108,3 +116,40 @@ def code_of(message: str) -> str | None:
     """OpenAI's code for a prompt that is too long; None for anything else."""
     too_long = "max_context_len=" in message and "must not exceed" in message
     return "context_length_exceeded" if too_long else None
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The answer to a body that does not fit: the first thing that pydantic finds wrong, with its field and value."""
+    error = errors[0]
+    kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
+    if kind == "json_invalid":
+        return bad_request(f"the body is not JSON: {context.get('error')}", code="invalid_json")
+    # without what pydantic adds to say which of several types it tried: "str", "list[dict[str,any]]"
+    place = [part for part in error["loc"] if isinstance(part, int) or not (part in ("body", "str") or "[" in part)]
+    path = ""
+    for part in [*place, context["field"]] if "field" in context else place:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    if not path:
+        return bad_request(f"the body: {error['msg']}; send a JSON object with content-type: application/json")
+    given = "" if "field" in context or kind == "missing" else f"={repr_in_short(value)}"
+    return bad_request(f"{path}{given}: {error['msg']}", path, CODES.get(kind, "invalid_value"))
+
+
+def log_bug(request_id: str, error: BaseException, show_prompts: bool) -> None:
+    """Log where an unexpected error was raised. Its message may quote prompts, so it is shown only with `show_prompts`."""
+    error = error.__cause__ or error  # Starlette wraps what is raised when an answer has begun
+    message = f": {error}" if show_prompts else ""
+    logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, message, _where(error))
+
+
+class Discreet(logging.Formatter):
+    """Writes of an exception where it was raised and its type, not its message, nor what led to it."""
+
+    def formatException(self, ei: Any) -> str:
+        """What is logged below a line that has an exception."""
+        kind, error, _ = ei
+        return f"{_where(error)}{kind.__name__}"
+
+
+def _where(error: BaseException) -> str:
+    return "".join(traceback.format_tb(error.__traceback__))

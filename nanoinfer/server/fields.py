@@ -2,14 +2,14 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from nanoinfer.requests.keywords import Elsewhere
-from nanoinfer.server.hints import did_you_mean
+from nanoinfer.requests.keywords import CLOSE, LONGEST, Elsewhere
 
 logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
@@ -19,49 +19,27 @@ MOST_ITEMS = 10_000  # in a list, however large the body may be; server settings
 Items = Annotated[list[T], Field(fail_fast=True, max_length=MOST_ITEMS)]
 
 
-def _first_bias(biases: Any) -> Any:
-    """As for Items: not too many, and only the first bias that is wrong is told."""
-    if isinstance(biases, dict) and len(biases) > MOST_ITEMS:
-        raise PydanticCustomError("too_many", "must not have more than {most} token ids", {"most": MOST_ITEMS})
-    for token, bias in biases.items() if isinstance(biases, dict) else ():
-        if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise PydanticCustomError(
-                "bias", "each bias must be a number, that of {token} is none", {"token": shown(token)}
-            )
-    return biases
-
-
 def shown(name: str) -> str:
     """A name from a body as messages can quote it: short, and encodable as UTF-8."""
     return (name if len(name) <= 60 else f"{name[:60]}…").encode("utf-8", "backslashreplace").decode()
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The most similar of the `known` names, as the end of a sentence; empty if none is similar."""
+    close = get_close_matches(name, list(known), n=1, cutoff=CLOSE) if len(name) <= LONGEST else []
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def _check_text(name: str, value: Any) -> None:
     """JSON can write half a surrogate pair (\\ud800), which no answer and no tokenizer could encode."""
-    if isinstance(value, str | list | dict):
-        try:
-            if _is_of_numbers(value):
-                return
-            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
-        except UnicodeEncodeError:
-            raise PydanticCustomError(
-                "not_utf8", "must be text that can be encoded as UTF-8", {"field": name}
-            ) from None
-        except RecursionError:
-            raise PydanticCustomError(
-                "too_deep", "has too many lists and objects inside each other", {"field": name}
-            ) from None
+    try:
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_utf8", "must be text that can be encoded as UTF-8", {"field": name}) from None
+    except RecursionError:
+        raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 
 
-def _is_of_numbers(value: Any) -> bool:
-    """Whether it is a list of nothing but whole numbers, or of such lists: to write millions of token ids takes long."""
-    if not isinstance(value, list):
-        return False
-    kinds = set(map(type, value))
-    return kinds <= {int} or (kinds == {list} and all(map(_is_of_numbers, value)))
-
-
-Biases = Annotated[dict[str, float], BeforeValidator(_first_bias)]
 Stop = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
@@ -195,7 +173,7 @@ class GenerationFields(Strict):
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: Biases | None = None
+    logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
     user: Label | None = None
     safety_identifier: Label | None = None

@@ -7,10 +7,9 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, Wish
-from nanoinfer.server.json_text import dumps
 from nanoinfer.server.logprobs import LEAST, Entry
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import DONE, Shape, reason_in
+from nanoinfer.server.shape import DONE, Shape, dumps, reason_in
 
 
 class GenerateShape(Shape):

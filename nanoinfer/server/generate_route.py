@@ -10,11 +10,9 @@ from nanoinfer.requests.keywords import ALIASES, Elsewhere
 from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.completion_request import Prompts, several_prompts
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import UNSUPPORTED, Label, Strict, note_ignored
+from nanoinfer.server.fields import UNSUPPORTED, Label, Strict, did_you_mean, note_ignored
 from nanoinfer.server.generate_response import GenerateShape
 from nanoinfer.server.generation import Wish
-from nanoinfer.server.hints import did_you_mean
-from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
 from nanoinfer.server.to_params import OURS, Given, make_params, token_biases
@@ -51,7 +49,7 @@ class GenerateRequest(Strict):
 
 def generate_route(service: Service) -> APIRouter:
     """The route of one server."""
-    router = APIRouter(route_class=PatientRoute)
+    router = APIRouter()
 
     @router.post("/generate", response_class=Response)
     async def generate(body: GenerateRequest, request: Request) -> Response:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prometheus_client import Histogram
+
 from nanoinfer.frontends.async_stream import AsyncStream
 from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.outputs import RequestOutput
@@ -12,7 +14,6 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.server.buckets import Buckets
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +75,12 @@ class Counts:
 class Generation:
     """The streams of one client's request: one per prompt, each with `wish.params.n` completions.
 
-    `closed_by`: what ended it early: "disconnect", "slow_reader", "shutdown" or "error"; None if nothing did. `counts` are
+    `closed_by`: what ended it early: "disconnect", "shutdown" or "error"; None if nothing did. `counts` are
     of what the engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion.
     `started`, `first_token_at`: seconds of `time.perf_counter`.
     """
 
-    def __init__(self, wish: Wish, streams: list[AsyncStream], token_gaps: Buckets):
+    def __init__(self, wish: Wish, streams: list[AsyncStream], token_gaps: Histogram):
         self.wish, self.streams = wish, streams
         self.closed_by: str | None = None
         self.failed = False  # True when its answer is an error, whatever was raised
@@ -109,7 +110,7 @@ class Generation:
     @property
     def client_left(self) -> bool:
         """True when it was ended because nobody reads the answer."""
-        return self.closed_by in ("disconnect", "slow_reader")
+        return self.closed_by == "disconnect"
 
     async def outputs(self) -> list[RequestOutput]:
         """Read to the end. One output per prompt, in order. Errors as in `read`."""
@@ -139,7 +140,8 @@ class Generation:
                 if self.first_token_at is None:
                     self.first_token_at = now
                 if (before := self._last_at.get(index)) is not None:
-                    self._token_gaps.observe((now - before) / tokens, tokens)
+                    for _ in range(tokens):
+                        self._token_gaps.observe((now - before) / tokens)
                 self._last_at[index] = now
             if index % n == 0:
                 self.counts.cached_tokens += piece.cached_tokens - self._cached[index // n]

@@ -10,7 +10,6 @@ from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.chat_response import ChatShape
 from nanoinfer.server.completion_request import CompletionRequest
 from nanoinfer.server.completion_response import CompletionShape
-from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.notes import notes_of
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
@@ -19,7 +18,7 @@ from nanoinfer.server.wishes import chat_wish, completion_wish
 
 def openai_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter(route_class=PatientRoute)
+    router = APIRouter()
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -15,6 +15,7 @@ def operation_routes(service: Service) -> APIRouter:
     """The routes of one server."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)  # so ask load balancers
     @router.get("/health")
     async def health() -> dict[str, str]:
         """Whether it takes requests."""

@@ -12,7 +12,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from nanoinfer.model.sampling_defaults import in_words
-from nanoinfer.server.connections import connection_class
 from nanoinfer.server.service import Service
 
 SECONDS_FOR_LAST_ANSWERS = 5  # after the deadline, when requests have been told that the server ends
@@ -101,7 +100,7 @@ def make_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, out: Te
         app,
         host=host,
         port=port,
-        http=connection_class(settings),
+        http="h11",
         ws="none",
         lifespan="on",
         loop="asyncio",
@@ -110,7 +109,8 @@ def make_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, out: Te
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=settings.idle_timeout_s,  # type: ignore[arg-type]
+        limit_concurrency=settings.max_connections,
+        timeout_keep_alive=60,
         timeout_graceful_shutdown=SECONDS_FOR_LAST_ANSWERS,
         backlog=2048,
     )

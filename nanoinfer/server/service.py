@@ -2,21 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from reprlib import repr as repr_in_short
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.server.background import Background
 from nanoinfer.server.drain import Drain
-from nanoinfer.server.errors import ApiError, bad_request
+from nanoinfer.server.errors import NO_RETRY, ApiError, bad_request
 from nanoinfer.server.generation import Generation, Wish
+from nanoinfer.server.logprobs import TokenNames
 from nanoinfer.server.metrics import Metrics
 from nanoinfer.server.served import InProcess, Served, ServedEngine
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.server.to_params import in_their_words
-from nanoinfer.server.token_names import TokenNames
+
+T = TypeVar("T")
 
 
 class Service:
@@ -24,7 +26,6 @@ class Service:
 
     - `settings`; `served`: the model, and what computes it; `core`: the model, for its configuration and tokenizer;
       `engine`: what computes, which is started at its first use, so that an application works without ASGI's lifespan, too.
-    - `background`: threads for templates and tokenizers. `compilers`: threads for grammars, which keep no others waiting.
     - `drain`: whether newcomers are refused. `is_ending`: set when streams that never end by themselves (the live page's)
       must end. `metrics`: what `/metrics` shows. `open`: the generations that have not ended.
     """
@@ -35,8 +36,7 @@ class Service:
         self.core = self.served.core
         self.base_name: str = settings.served_model_name or self.served.name
         self.created = int(time.time())
-        self.background = Background(settings.preparation_timeout_s, at_once=8)
-        self.compilers = Background(settings.preparation_timeout_s, at_once=4)
+        self._compilers = ThreadPoolExecutor(4)
         self.drain = Drain()
         self.is_ending = asyncio.Event()
         self.metrics = Metrics(self.base_name)
@@ -78,6 +78,17 @@ class Service:
         """Whether a request that gives these fields, without those that are null, always takes the likeliest token."""
         return {**self.core.builder.sampling_defaults, **given}.get("temperature") == 0
 
+    async def prepared(self, function: Callable[[], T], what: str) -> T:
+        """What a template or a tokenizer makes of a request, in a thread. ApiError (500) if it takes too long: then the
+        thread is left alone."""
+        seconds = self.settings.preparation_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.to_thread(function)
+        except TimeoutError:
+            message = f"{what} took longer than preparation_timeout_s={seconds:g} seconds"
+            raise ApiError(500, message, code="preparation_timeout", headers=NO_RETRY) from None
+
     async def generate(self, wish: Wish) -> Generation:
         """Queue what a client wishes for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""
         requests = wish.requests(self.settings.request_timeout_s)
@@ -89,10 +100,8 @@ class Service:
             )
         try:
             if wish.params.has_grammar:
-                prepare = self.core.prepare
-                groups = await self.compilers.call(
-                    lambda: [prepare(each) for each in requests], "the grammar's compiler"
-                )
+                loop, prepare = asyncio.get_running_loop(), self.core.prepare  # in threads that keep no others waiting
+                groups = await loop.run_in_executor(self._compilers, lambda: [prepare(each) for each in requests])
                 streams = await self.engine.add_prepared(groups, self.settings.max_unread)
             else:
                 streams = await self.engine.add_all(requests, self.settings.max_unread)

@@ -8,13 +8,10 @@ from pathlib import Path
 from nanoinfer.cache.block_events import check_block_size
 
 WHOLE = (
-    *("max_body_bytes", "max_bodies_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
+    *("max_body_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
     *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_connections"),
 )
-SECONDS = (
-    *("preparation_timeout_s", "drain_timeout_s", "header_timeout_s", "body_timeout_s", "idle_timeout_s"),
-    "write_timeout_s",
-)
+SECONDS = ("preparation_timeout_s", "drain_timeout_s")
 NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
 
 
@@ -25,7 +22,7 @@ class ServerSettings:
     Who may use it:
     - `api_keys`: with at least one, a request needs one of them (`Authorization: Bearer KEY`), except for `/health` and the
       page's own files.
-    - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (see hosts.py); "*"
+    - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (see keys.py); "*"
       allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
     - `framed_by`: origins, as in a Content-Security-Policy, whose pages may show the live page in a frame. `LLM.serve`
       names those of notebooks on this machine.
@@ -38,19 +35,17 @@ class ServerSettings:
     What it is called: `served_model_name`. None: the name with which the model was loaded.
 
     How much:
-    - `max_body_bytes`: of one request. `max_bodies_bytes`: of all requests together while they are being received.
+    - `max_body_bytes`: of one request.
     - `max_prompts`: prompts per request. `max_completions`: prompts times `n`. `max_logprobs`: log-probabilities per token.
     - `max_stop` and `max_stop_chars`: stop strings per request, and characters of each. `max_token_list`: token ids in
       `stop_token_ids` and in `logit_bias`. `max_tools`: tools per request.
     - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
-    - `max_adapters`: loaded adapters. `max_connections`: open connections; one more is closed at once.
+    - `max_adapters`: loaded adapters. `max_connections`: open connections; others get a 503.
 
     How long, in seconds:
-    - `request_timeout_s`: from arrival to the last token; None: no limit. `preparation_timeout_s`: for a thread to be
-      free, and then for the chat template and the tokenizer; both again for the grammar's compiler.
+    - `request_timeout_s`: from arrival to the last token; None: no limit.
+    - `preparation_timeout_s`: for the chat template and the tokenizer.
     - `drain_timeout_s`: for requests that are running when the server is told to end.
-    - `header_timeout_s`, `body_timeout_s`: until a request's headers and body are there. `idle_timeout_s`: between two
-      requests of a connection. `write_timeout_s`: for a client that reads nothing of what was sent (see connections.py).
     """
 
     api_keys: Sequence[str] = ()
@@ -62,7 +57,6 @@ class ServerSettings:
     event_block_size: int | None = None
     served_model_name: str | None = None
     max_body_bytes: int = 8 * 2**20
-    max_bodies_bytes: int = 64 * 2**20
     max_prompts: int = 256
     max_completions: int = 256
     max_logprobs: int = 20
@@ -76,19 +70,12 @@ class ServerSettings:
     request_timeout_s: float | None = None
     preparation_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    idle_timeout_s: float = 60.0
-    write_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name in WHOLE:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
-        if self.max_body_bytes > self.max_bodies_bytes:
-            most = self.max_bodies_bytes
-            raise ValueError(f"max_body_bytes={self.max_body_bytes}: must not exceed max_bodies_bytes={most}")
         for name in (*SECONDS, "request_timeout_s"):
             value, optional = getattr(self, name), name == "request_timeout_s"
             if optional and value is None:

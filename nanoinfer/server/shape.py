@@ -1,19 +1,21 @@
 """Shape: how an endpoint writes a generation, whole or as a stream of events."""
 
+import json
 import time
 from collections.abc import Iterable
+from json.encoder import encode_basestring as _quoted
 from typing import Any
 
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, Wish, ended_early
-from nanoinfer.server.json_text import dumps, quoted
-from nanoinfer.server.token_names import TokenNames
-from nanoinfer.server.usage import usage_of
+from nanoinfer.server.logprobs import TokenNames
 from nanoinfer.version import __version__
 
 DONE = "data: [DONE]\n\n"
+# Line ends for `str.splitlines`, with which some clients read streams, though not for server-sent events.
+_LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 class Shape:
@@ -98,3 +100,29 @@ def finish_fields(reason: str | None, stop_reason: int | str | None) -> str:
 def as_text(tokens: list[int]) -> str:
     """Token ids in JSON."""
     return f"[{','.join(map(str, tokens))}]"
+
+
+def quoted(text: str) -> str:
+    """`text` as a JSON string. Called per token, hence not `json.dumps`."""
+    if text.isascii():
+        return _quoted(text)
+    return _quoted(text).translate(_LINE_ENDS)
+
+
+def dumps(value: Any) -> str:
+    """`value` as JSON. ValueError for NaN and infinities, which JSON does not have."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text if text.isascii() else text.translate(_LINE_ENDS)
+
+
+def usage_of(generation: Generation, hide_output: bool = False) -> dict[str, Any]:
+    """OpenAI's `usage`. Each of `n` choices counts, also those that are copies; a prompt counts once. `hide_output`: the
+    answer is only the prompt."""
+    wish = generation.wish
+    output = 0 if hide_output else generation.counts.output_tokens * wish.copies
+    return {
+        "prompt_tokens": wish.prompt_tokens,
+        "completion_tokens": output,
+        "total_tokens": wish.prompt_tokens + output,
+        "prompt_tokens_details": {"cached_tokens": generation.counts.cached_tokens},
+    }

@@ -6,10 +6,9 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from nanoinfer.requests.text_bound import check_length
-from nanoinfer.server.chat_request import ChatRequest, Messages, Tool
+from nanoinfer.server.chat_request import ChatRequest, Message, Tool
 from nanoinfer.server.errors import bad_request, code_of
 from nanoinfer.server.fields import OWN_TEMPLATE, Items, Strict
-from nanoinfer.server.large_bodies import PatientRoute
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
 from nanoinfer.server.wishes import encode_chat
@@ -19,7 +18,7 @@ class TokenizeRequest(Strict):
     """`prompt`, or a conversation (`messages` and what goes with it, as in /v1/chat/completions)."""
 
     prompt: str | None = None
-    messages: Messages | None = None
+    messages: Items[Message] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -40,7 +39,7 @@ class DetokenizeRequest(Strict):
 
 def token_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router = APIRouter(route_class=PatientRoute)
+    router = APIRouter()
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
@@ -64,7 +63,7 @@ def token_routes(service: Service) -> APIRouter:
         if outside is not None:
             raise bad_request(f"tokens: token id {outside}: must be in 0..{vocab_size - 1}", "tokens")
         tokenizer = service.tokenizer
-        text = await service.background.call(
+        text = await service.prepared(
             lambda: tokenizer.decode(body.tokens, bool(body.skip_special_tokens)), "the tokenizer"
         )
         return {"prompt": text}
@@ -92,7 +91,7 @@ async def _encode(service: Service, body: TokenizeRequest) -> list[int]:
     text, tokenizer, special = body.prompt or "", service.tokenizer, body.add_special_tokens is not False
     try:
         check_length(text, service.core.config.max_context_len, tokenizer)
-        return await service.background.call(lambda: tokenizer.encode(text, special), "the tokenizer")
+        return await service.prepared(lambda: tokenizer.encode(text, special), "the tokenizer")
     except ValueError as error:
         raise bad_request(f"prompt: {error}", "prompt", code_of(str(error))) from error
 

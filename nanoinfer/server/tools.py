@@ -11,8 +11,7 @@ from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.fields import shown
-from nanoinfer.server.hints import did_you_mean
+from nanoinfer.server.fields import did_you_mean, shown
 from nanoinfer.server.service import Service
 from nanoinfer.server.to_params import Given
 

@@ -86,7 +86,7 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
 async def _prepared(service: Service, function: Callable[[], Any], what: str, param: str, quick: bool = False) -> Any:
     """The result of a template or a tokenizer, which may raise anything. `quick`: it needs no thread."""
     try:
-        return function() if quick else await service.background.call(function, what)
+        return function() if quick else await service.prepared(function, what)
     except ApiError:
         raise
     except ValueError as error:

@@ -54,17 +54,6 @@ class Running:
 
         return self.call(ask())
 
-    def write_time_is_over(self) -> None:
-        """As if `write_timeout_s` had passed for every client that does not read."""
-
-        async def run_timers() -> None:
-            for connection in list(self.server.server_state.connections):
-                if (timer := connection._write_timer) is not None:  # type: ignore[union-attr]
-                    timer._run()
-                    timer.cancel()
-
-        self.call(run_timers())
-
     def check_idle(self) -> None:
         """Nothing is left of any request, every slot has its owner, and the next client is served."""
         until(lambda: not self.service.open and not self.service.drain.serving)

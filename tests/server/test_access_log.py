@@ -35,8 +35,6 @@ def test_a_refusal_has_its_field_and_its_code(caplog: pytest.LogCaptureFixture) 
         server.post("/v1/completions", {**BODY, "max_tokens": 2, "min_tokens": 3})
         server.post("/v1/chat/completions", {"model": "nanoinfer", "messages": [{"role": "a b"}, 1]})
         server.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
-        server.post("/v1/completions", BODY, headers={"content-encoding": "gzip"})
-        server.post("/v1/completions", BODY, headers={"x-request-id": "a b"})
         server.get("/nothing")
         server.post("/v1/completions", BODY)
     lines = [record.getMessage() for record in caplog.records if record.name == "nanoinfer.access"]
@@ -47,8 +45,6 @@ def test_a_refusal_has_its_field_and_its_code(caplog: pytest.LogCaptureFixture) 
         ["min_tokens", "-"],
         ["messages[1]", "invalid_value"],
         ["-", "invalid_json"],
-        ["content-encoding", "-"],
-        ["x-request-id", "-"],
         ["-", "-"],
         [],
     ]

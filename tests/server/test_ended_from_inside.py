@@ -10,10 +10,10 @@ import pytest
 
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.server.buckets import Buckets
 from nanoinfer.server.drain import Drain
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation
+from nanoinfer.server.metrics import Metrics
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import BODY, gated_server, let_in, patient_app
 from tests.helpers.waiting import run, until
@@ -104,7 +104,7 @@ def test_of_several_streams_no_more_is_read_than_somebody_asks_for() -> None:
 
     async def read(times: int) -> list[int]:
         streams = [EndlessStream(), EndlessStream()]
-        generation = Generation(SimpleNamespace(params=SimpleNamespace(n=1)), streams, Buckets([1.0]))  # type: ignore[arg-type]
+        generation = Generation(SimpleNamespace(params=SimpleNamespace(n=1)), streams, Metrics("x").token_gaps)  # type: ignore[arg-type]
         for _ in range(times):
             await generation.read()
         for _ in range(100):

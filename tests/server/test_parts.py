@@ -1,31 +1,22 @@
 """Small parts: names of tokens, offsets, JSON on the wire, histograms, an answer that is cut off."""
 
 import json
-import logging
-from typing import Any
 
 import httpx
 import pytest
 import tokenizers
-from prometheus_client import Histogram
-from prometheus_client.registry import CollectorRegistry
 from tokenizers.decoders import Metaspace
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.server.buckets import Buckets
-from nanoinfer.server.json_text import dumps, quoted
-from nanoinfer.server.logprobs import chat_logprobs, completion_logprobs
-from nanoinfer.server.shape import Shape
-from nanoinfer.server.token_names import Offsets, TokenNames
-from tests.helpers.engines import make_engine
-from tests.helpers.servers import Running, patient_app, running
+from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
+from nanoinfer.server.shape import dumps, quoted
+from tests.helpers.servers import Running
 from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S
 
 NAMES = TokenNames(TOKENIZER, TOKENIZER.special_ids)
-ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
 TEXT = "The fox 🦊 said: schön!"
 
 
@@ -66,6 +57,21 @@ def test_offsets_after_an_echoed_prompt(shows_special: bool, of_own: list[int]) 
     assert [offsets.next(token) for token in [1, 3, 4, 5, 2, 6]] == [0, 0, 4, *of_own]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "text", "wanted"),
+    [
+        ([3, 2, 4], "Once</s> upon", [0, 4, 8]),
+        ([1, 1, 3, 2, 2, 4], "<s> Once</s></s> upon", [0, 0, 3, 8, 12, 16]),  # a tokenizer adds its own <s>
+        ([1, 3, 2, 4], "Once upon", [0, 0, 4, 4]),
+    ],
+)
+def test_special_tokens_that_the_client_wrote_itself_are_in_the_echo(
+    tokens: list[int], text: str, wanted: list[int]
+) -> None:
+    offsets = Offsets(metaspace_names(), False, tokens, text)
+    assert [offsets.next(token) for token in [*tokens, 5, 2, 6]] == [*wanted, *[len(text) + at for at in (0, 2, 2)]]
+
+
 def test_only_special_tokens_are_no_text() -> None:
     names = metaspace_names()
     assert [names.text(token) for token in (1, 2, 3, 7)] == ["<s>", "</s>", " Once", " "]
@@ -91,76 +97,6 @@ def test_text_on_the_wire_is_json_on_one_line(text: str) -> None:
         assert json.loads(written) == text
         assert len(written.splitlines()) == 1
         assert written.encode().decode() == written
-
-
-def test_numbers_that_json_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        dumps(float("nan"))
-
-
-def test_buckets_count_as_prometheus_own_histogram() -> None:
-    bounds = (0.1, 1.0, 5.0)
-    registry = CollectorRegistry()
-    theirs, ours = Histogram("x", "x", buckets=bounds, registry=registry), Buckets(bounds)
-    for value, times in ((0.05, 1), (0.1, 2), (0.5, 1), (5.0, 3), (7.0, 1)):
-        ours.observe(value, times)
-        for _ in range(times):
-            theirs.observe(value)
-    for bound, count in ours.cumulative():
-        assert count == registry.get_sample_value("x_bucket", {"le": bound})
-    assert ours.sum == pytest.approx(registry.get_sample_value("x_sum"))
-
-
-@pytest.mark.parametrize("error", [KeyError, ValueError])  # the latter is the request's fault only before it is served
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool, error: type[Exception]
-) -> None:
-    def fail(*_: Any) -> Any:
-        raise error("hu" + "sh")  # the log shows lines of code
-
-    monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
-    caplog.set_level(logging.INFO)
-    with running(patient_app(make_engine())) as server:
-        body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}
-        if stream:
-            with pytest.raises(httpx.RemoteProtocolError):
-                server.post("/v1/completions", body)
-        else:
-            answer = server.post("/v1/completions", body)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
-            assert "hush" not in answer.text
-        monkeypatch.undo()
-        server.check_idle()
-    assert f"failed: {error.__name__}" in caplog.text
-    assert "hush" not in caplog.text
-
-
-@pytest.mark.parametrize("failure", [KeyError, ValueError])
-def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: type[Exception]
-) -> None:
-    shown: list[int] = []
-
-    def fail_later(self: Shape, index: int, piece: Any) -> str:
-        shown.append(index)
-        if len(shown) > 1:
-            raise failure("hu" + "sh")
-        return "data: {}\n\n"
-
-    monkeypatch.setattr(Shape, "piece", fail_later)
-    with running(patient_app(make_engine())) as server:
-        body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
-        answer = server.post("/v1/completions", body)
-        *_, error, done, _ = answer.text.split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
-        assert done == "data: [DONE]"
-        monkeypatch.undo()
-        server.check_idle()
-        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
-        assert aborts == {"error": 1, "disconnect": 0}
-    assert f"failed: {failure.__name__}" in caplog.text
-    assert "hush" not in caplog.text + answer.text
 
 
 def test_text_is_never_cut_inside_a_character(server: Running) -> None:

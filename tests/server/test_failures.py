@@ -1,0 +1,250 @@
+"""What fails, comes too late or is too much ends the requests that it concerns, with an error, and no others."""
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from nanoinfer import LLM
+from nanoinfer.server.shape import Shape
+from tests.helpers.engines import Clock, LetterTokenizer, make_engine
+from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, in_a_pass, let_in, patient_app, running
+from tests.helpers.waiting import HANG_S, until
+from tests.server.test_lock import ask
+
+CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}], "max_tokens": 2, "temperature": 0}
+
+
+ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
+
+
+# --- queues, deadlines, steps ---
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    with gated_server(rows=1, max_queue=2) as (server, gate, engine), ThreadPoolExecutor(4) as threads:
+        answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})]
+        until(lambda: in_a_pass(engine))
+        answers += [threads.submit(server.post, "/v1/completions", BODY) for _ in range(2)]
+        let_in(server, gate, engine, 3)
+        late = threads.submit(server.post, "/v1/completions", {**BODY, "prompt": ["c", "d"]})
+        until(late.done)
+        refused = server.post("/v1/completions", {**BODY, "prompt": ["x", "y", "z"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n"), "it would never fit"
+        gate.open()
+        assert [answer.result().json()["choices"][0]["text"][:8] for answer in answers] == ["bcdefghi"] * 3
+        refused = late.result()
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "queue_full"
+        server.check_idle()
+
+
+def test_of_several_prompts_all_are_queued_or_none() -> None:
+    with gated_server(is_open=True) as (server, _, engine):
+        answer = server.post("/v1/completions", {**BODY, "prompt": ["a", [1, 2], [500]]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("prompt[2]: token id 500")
+        assert engine.stats().prompt_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_before_the_first_token_is_a_504(stream: bool) -> None:
+    clock = Clock()
+    with (
+        gated_server(settings={"request_timeout_s": 50}, rows=1, clock=clock) as (server, gate, engine),
+        ThreadPoolExecutor(2) as threads,
+    ):
+        first = threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})
+        until(lambda: in_a_pass(engine))
+        second = threads.submit(server.post, "/v1/completions", {**BODY, "stream": stream})
+        let_in(server, gate, engine, 2)
+        clock.now += 60
+        gate.open()
+        for answer in (first.result(), second.result()):
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
+            assert answer.json()["error"]["code"] == "timeout"
+            assert "request_timeout_s=50" in answer.json()["error"]["message"]
+        assert engine.stats().timed_out == 2
+
+
+def test_a_deadline_in_the_middle_of_a_stream_is_an_error_in_it() -> None:
+    clock = Clock()
+    with gated_server(settings={"request_timeout_s": 50}, clock=clock) as (server, gate, engine):
+        gate.let_one_through()
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**BODY, "stream": True}, timeout=HANG_S
+        ) as answer:
+            lines = answer.iter_lines()
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert first["choices"][0]["text"] == "b"
+            clock.now += 60
+            gate.open()
+            *others, error, done = [line for line in lines if line]
+        assert answer.status_code == 200
+        assert done == "data: [DONE]"
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
+        reasons = [json.loads(line.removeprefix("data: "))["choices"][0]["finish_reason"] for line in others]
+        assert not any(reasons), "an answer that is cut off has no finish reason"
+        assert engine.stats().timed_out == 1
+        assert server.metric('vllm:request_success_total{finished_reason="timeout"') == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_step_that_fails_is_told_and_the_next_one_works(stream: bool) -> None:
+    with gated_server(is_open=True) as (server, gate, _):
+        gate.error, gate.error_at = MemoryError("secret text"), 3
+        answer = server.post("/v1/completions", {**BODY, "stream": stream})
+        if stream and answer.status_code == 200:  # unless both passes and the failure were read at once
+            *_, error, done, _ = answer.text.split("\n\n")
+            assert done == "data: [DONE]"
+            found = json.loads(error.removeprefix("data: "))["error"]
+        else:
+            assert answer.status_code == 500
+            found = answer.json()["error"]
+        assert found["code"] == "step_failed"
+        assert "MemoryError" in found["message"]
+        assert "secret" not in answer.text
+        server.check_idle()
+
+
+# --- tokenizers and templates ---
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), 400), (KeyError("k"), 400), (RecursionError(), 400)])
+def test_a_tokenizer_that_raises_ends_one_request(error: Exception, status: int) -> None:
+    def fail() -> list[int]:
+        raise error
+
+    with gated_server(is_open=True) as (server, _, engine):
+        engine.builder.tokenizer = BreakingTokenizer(engine.builder.tokenizer, fail)  # type: ignore[assignment]
+        answer = server.post("/v1/completions", {**BODY, "prompt": "break"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, "prompt")
+        server.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ 1 // 0 }}", "the chat template fails on it (ZeroDivisionError)"),
+        ("{{ messages[5].content }}", "chat template"),
+        ("{{ raise_exception('not so') }}", "not so"),
+        ("{% for", "chat template"),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "chat template"),
+    ],
+)
+def test_a_chat_template_that_raises_ends_one_request(template: str, message: str) -> None:
+    llm = LLM("story", max_total_tokens=256)
+    llm.tokenizer.hf_tokenizer.chat_template = template
+    app = patient_app(llm)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        body = {**CHAT, "model": "story"} if path != "/tokenize" else {"messages": CHAT["messages"]}
+        answer = ask(app, "POST", path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages"), answer.text
+        assert message in error["message"]
+        assert "hush" not in error["message"]
+    assert ask(app, "POST", "/v1/completions", json={**BODY, "model": "story"}).status_code == 200
+
+
+def test_a_chat_template_that_hangs_ends_one_request() -> None:
+    free, hanging = threading.Event(), threading.Event()
+
+    def hang(*args: object) -> list[int]:
+        hanging.set()
+        free.wait(HANG_S)
+        return [1]
+
+    with gated_server(is_open=True, settings={"preparation_timeout_s": 0.1}) as (server, _, engine):
+        engine.builder.chat_prompt = hang  # type: ignore[method-assign]
+        answer = server.post("/v1/chat/completions", CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "preparation_timeout")
+        until(hanging.is_set)
+        server.check_idle()
+        free.set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tokenizer_that_cannot_decode_a_token_ends_one_request(stream: bool) -> None:
+    class Forgetful(LetterTokenizer):
+        def decode(self, token_ids: Sequence[int]) -> str:
+            if ord("e") in token_ids:
+                raise KeyError("hush")
+            return super().decode(token_ids)
+
+    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
+        engine.builder.tokenizer = Forgetful()
+        sent = [
+            threads.submit(server.post, "/v1/completions", {**BODY, "prompt": prompt, "stream": stream})
+            for prompt in ("abc", "mno")
+        ]
+        let_in(server, gate, engine, 2)
+        gate.open()
+        failed, served = (each.result() for each in sent)
+        events = served.text.split("\n\n")[:-2] if stream else [served.text]
+        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+        assert "".join(choice["text"] for choice in choices) == "pqrstuvw"
+        assert '"code":"step_failed"' in failed.text.replace('": "', '":"')
+        assert "KeyError" in failed.text
+        assert "hush" not in failed.text
+        server.check_idle()
+
+
+# --- writing ---
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError])  # the latter is the request's fault only before it is served
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool, error: type[Exception]
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error("hu" + "sh")  # the log shows lines of code
+
+    monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
+    caplog.set_level(logging.INFO)
+    with running(patient_app(make_engine())) as server:
+        body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}
+        if stream:
+            with pytest.raises(httpx.RemoteProtocolError):
+                server.post("/v1/completions", body)
+        else:
+            answer = server.post("/v1/completions", body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+            assert "hush" not in answer.text
+        monkeypatch.undo()
+        server.check_idle()
+    assert f"failed: {error.__name__}" in caplog.text
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize("failure", [KeyError, ValueError])
+def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: type[Exception]
+) -> None:
+    shown: list[int] = []
+
+    def fail_later(self: Shape, index: int, piece: Any) -> str:
+        shown.append(index)
+        if len(shown) > 1:
+            raise failure("hu" + "sh")
+        return "data: {}\n\n"
+
+    monkeypatch.setattr(Shape, "piece", fail_later)
+    with running(patient_app(make_engine())) as server:
+        body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
+        answer = server.post("/v1/completions", body)
+        *_, error, done, _ = answer.text.split("\n\n")
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
+        assert done == "data: [DONE]"
+        monkeypatch.undo()
+        server.check_idle()
+        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
+        assert aborts == {"error": 1, "disconnect": 0}
+    assert f"failed: {failure.__name__}" in caplog.text
+    assert "hush" not in caplog.text + answer.text
