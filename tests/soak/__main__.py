@@ -21,23 +21,34 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
+- `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
 - `files`: two processes that share a folder of K/V and are killed while they write; bits flip, disks are full, clocks jump.
 
+The others run in a process of their own, and each takes minutes, so that they are rare:
+
+- `tests`: all tests marked `soak`.
+- `examples`: the property tests of the quick ring, with examples that follow from the seed.
+- `ranks`: split models, of each of which a random process is killed at a random moment.
+- `server`, only if asked for: half a minute of mixed traffic against a server, and a SIGTERM. `python -m
+  tests.soak.traffic` does it for longer, and has options.
+- `ray`, only if asked for: the tests of replicas on Ray (needs `pip install -e '.[cluster]'`).
+
 At the end of an episode every request has ended exactly once, every finished one with exactly the tokens that
-`transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free.
+`transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free;
+every process has ended with the return code that Python gives; every test has passed.
 
-What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics` and `grammars` to
-the last token; what threads and timers meet, the operating system decides, so that these may need several attempts).
-`--kinds` selects. Fails, naming the seed, at the first thing that is wrong, or when the resident size has grown by more
-than `--max-growth-mib` since the first tenth of the run.
-
-Tests marked `soak` are run by `pytest -m soak`, property tests with new examples by `pytest --hypothesis-profile=soak
--m "hypothesis and not slow"`.
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics`, `grammars` and
+`examples` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
+several attempts).
+`--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
+naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
+the first tenth of the run.
 """
 
 import argparse
 import ctypes
 import gc
+import json
 import logging
 import os
 import sys
@@ -56,11 +67,24 @@ from nanoinfer.model.loader import load_model
 from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
-from tests.soak.episodes import alarms, by_hand, doors, files, grammars, threads
+from tests.soak import suites, traffic
+from tests.soak.episodes import alarms, by_hand, doors, exits, files, grammars, killed_ranks, threads
 
 # Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
-KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "files": 1}
+KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
+KINDS |= {"ranks": 0.5, "tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
+ONLY_IF_ASKED_FOR = ("server", "ray")
+# What needs nothing that is made beforehand.
+APART = {
+    "files": files.run_episode,
+    "ranks": killed_ranks.run_episode,
+    "tests": suites.run_tests,
+    "examples": suites.run_examples,
+    "server": traffic.run_episode,
+    "ray": suites.run_ray,
+}
 OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": alarms.run_episode}
+EXITS = 4  # processes per episode
 SUMS = (  # of EngineStats
     *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),
     *("host_fetched_tokens", "disk_fetched_tokens"),
@@ -104,8 +128,8 @@ class Soak:
         model, oracle = self.models[quantization]
         draft_model = self.draft_models[seed % 2] if "model" in str(config["drafter"]) else None
         try:
-            if kind == "files":
-                return files.run_episode(seed)
+            if kind == "exits":
+                return exits.run_episode(self.directory, seed * EXITS, EXITS)
             if kind == "grammars":
                 quantization, config = None, grammars.random_config(rng)
                 engine, counts = grammars.run_episode(self.stories, rng, config)
@@ -134,6 +158,15 @@ class Soak:
         return counts
 
 
+def run_apart(kind: str, seed: int) -> Counter[str]:
+    """One episode of a kind that is a process of its own."""
+    try:
+        return APART[kind](seed)
+    except BaseException:
+        print(f"\nFAILED: --seed {seed} --kinds {kind} --episodes 1", flush=True)
+        raise
+
+
 def kind_of(seed: int, kinds: Sequence[str]) -> str:
     """Which of `kinds` the episode of a seed is."""
     shares = np.array([KINDS[kind] for kind in kinds], dtype=float)
@@ -152,44 +185,76 @@ def resident_mib() -> float:
 def main(argv: list[str] | None = None) -> int:
     """Run episodes until the time or the number of steps is reached; 1 when something was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of episodes")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of episodes; all but server and ray")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode; the next one's is one more")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
-    parser.add_argument("--episodes", type=int, default=sys.maxsize, help="stop after so many episodes")
+    parser.add_argument("--minutes", type=float, help="stop after so long")
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--episodes", type=int, help="stop after so many episodes")
+    parser.add_argument("--state", type=Path, help="file to keep the seed and the sums in")
+    parser.add_argument("--resume", action="store_true", help="go on from --state")
     parser.add_argument("--max-growth-mib", type=float, default=24.0, help="resident size may grow by so much")
     args = parser.parse_args(argv)
+    if args.resume and (args.state is None or not args.state.is_file()):
+        parser.error(f"--resume: --state {args.state} is no file")
+    kinds = args.kinds or [kind for kind in KINDS if kind not in ONLY_IF_ASKED_FOR]
+    if "ray" in kinds and not suites.has_ray():
+        parser.error(f"--kinds ray: {suites.RAY}")
+    if args.minutes is None and args.steps is None and args.episodes is None:
+        parser.error("how long? --minutes, --steps or --episodes")
 
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    sums, seconds = Counter[str](), Counter[str]()
-    start, episodes, resident_early = time.monotonic(), 0, 0.0
+    sums: Counter[str] = Counter()
+    seed = args.seed
+    if args.resume:
+        kept = json.loads(args.state.read_text())
+        seed, sums = kept["next_seed"], Counter(kept["sums"])
+    start, steps_before, episodes, first_seed = time.monotonic(), sums["steps"], 0, seed
+    resident_start = resident_early = 0.0
+    seconds: Counter[str] = Counter()
 
     def share_done() -> float:
         """Of what was asked for; 1 when it is time to stop."""
-        return max((time.monotonic() - start) / (60 * args.minutes), episodes / args.episodes)
+        parts = [
+            (time.monotonic() - start) / (60 * args.minutes) if args.minutes is not None else 0.0,
+            (sums["steps"] - steps_before) / args.steps if args.steps is not None else 0.0,
+            episodes / args.episodes if args.episodes is not None else 0.0,
+        ]
+        return max(parts)
 
     with tempfile.TemporaryDirectory() as directory:
-        soak = Soak(Path(directory))
+        soak = Soak(Path(directory)) if set(kinds) - APART.keys() else None
+        resident_start = resident_mib()
         while share_done() < 1:
-            kind, began = kind_of(args.seed + episodes, args.kinds), time.monotonic()
-            sums.update(soak.run(kind, args.seed + episodes))
+            kind, began = kind_of(seed, kinds), time.monotonic()
+            sums.update(run_apart(kind, seed) if soak is None or kind in APART else soak.run(kind, seed))
             seconds[kind] += time.monotonic() - began
-            episodes += 1
-            early = 0.1 if set(args.kinds) <= seconds.keys() else 0.3  # each kind loads something
-            if share_done() < early or not resident_early:
+            seed, episodes = seed + 1, episodes + 1
+            if (
+                share_done() < (0.1 if set(kinds) <= seconds.keys() else 0.3) or not resident_early
+            ):  # each loads something
                 resident_early = resident_mib()
+            if args.state is not None:
+                args.state.write_text(json.dumps({"next_seed": seed, "sums": sums}))
             if episodes % 20 == 0:
-                print(f"{episodes} episodes, {sums['steps']:,} steps, {resident_mib():.0f} MiB", flush=True)
+                print(_line(seed, sums, start, resident_mib()), flush=True)
     resident_end = resident_mib()
     doors.check_that_threads_end()  # nothing refers to their engines any more
-    print(f"{episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
+    print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
     print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))
-    print(f"resident: {resident_early:.0f} MiB early, {resident_end:.0f} at the end")
+    print(f"resident: {resident_start:.0f} MiB at the start, {resident_early:.0f} early, {resident_end:.0f} at the end")
     if resident_end - resident_early > args.max_growth_mib:
         print(f"FAILED: resident size has grown by more than {args.max_growth_mib} MiB")
         return 1
     return 0
+
+
+def _line(seed: int, sums: Counter[str], start: float, resident: float) -> str:
+    return (
+        f"seed {seed}: {sums['steps']:,} steps, {sums['retractions']:,} retractions, {sums['evicted_tokens']:,} tokens "
+        f"evicted, {sums['aborted']:,} aborts; {time.monotonic() - start:.0f} s, {resident:.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import queue
 import signal
 import sys
 import tempfile
@@ -26,36 +27,33 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.threads.exit_gate import exit_gate
 from tests.helpers.tiny_llm import tiny_llm
 from tests.helpers.waiting import HANG_S, Worker, until, until_async
+from tests.soak.episodes.exits import WAYS, wait_for
 
 PARAMS = SamplingParams(max_new_tokens=30, temperature=0.0)
 FIELDS = {"max_total_tokens": 256, "max_running_requests": 4, "max_context_len": 128}
-WAYS = {  # how a process leaves, and its return code (below 0: the signal that ended it)
-    "end of main": 0,
-    "sys.exit": 3,
-    "exception": 1,
-    "SIGTERM handled": 5,
-    "KeyboardInterrupt": -signal.SIGINT,
-    "SIGTERM": -signal.SIGTERM,
-}
+
 
 streams: list[Any] = []  # what is kept until the end
 kept: list[Any] = []
 
 
 class Held:
-    """A model whose passes, from the second one on, wait until Python begins to exit."""
+    """A model whose passes, from the second one on, wait until Python begins to exit. The first one waits for `begins`."""
 
     def __init__(self, llm: LLM):
         self.model, self.passes = llm.engine.model_runner.model, 0
         self.is_waiting, self.goes_on = threading.Event(), threading.Event()
         self.tasks: list[asyncio.Task[Any]] = []
         self.stream: Any = None
+        self.begins: Callable[[], bool] = lambda: True
         llm.engine.model_runner.model = self
         atexit.register(self.goes_on.set)  # it is called before what was registered before it: the gate's `close`
 
     def __call__(self, *args: Any) -> Any:
         self.passes += 1
-        if self.passes > 1:
+        if self.passes == 1:
+            until(self.begins)
+        else:
             self.is_waiting.set()
             assert self.goes_on.wait(HANG_S)
         return self.model(*args)
@@ -100,12 +98,30 @@ def a_loop_that_was_run(llm: LLM, held: Held) -> None:
 
 
 def a_loop_of_a_daemon_thread(llm: LLM, held: Held) -> None:
+    in_a_daemon_thread(AsyncEngine(llm), held)
+
+
+def in_a_daemon_thread(engine: AsyncEngine, held: Held) -> None:
     async def go_on() -> None:
         with suppress(EngineClosedError):
-            await busy(AsyncEngine(llm), held)
+            await busy(engine, held)
         await asyncio.Event().wait()
 
     threading.Thread(target=lambda: asyncio.run(go_on()), daemon=True).start()
+
+
+def several_doors(llm: LLM, held: Held) -> None:
+    """Of one engine: calls of daemon threads, a stream, and an AsyncEngine, all in the pass that is being made."""
+    loop, turns, engine = llm._calls.loop, llm.engine.turns, AsyncEngine(llm)
+    held.begins = lambda: len(turns.waiting) == 2 and not loop._commands.empty()
+    a_call(llm, held)
+    until(lambda: held.passes, "a pass")
+    a_call(llm, held)
+    streams.append(llm.stream([1, 2], PARAMS))
+    Worker(next, streams[0])
+    in_a_daemon_thread(engine, held)
+    until(held.is_waiting.is_set, "a pass")
+    assert len(loop.request_ids()) == 6
 
 
 IN_FLIGHT: dict[str, Callable[[LLM, Held], None]] = {
@@ -114,11 +130,12 @@ IN_FLIGHT: dict[str, Callable[[LLM, Held], None]] = {
     "a loop that was run": a_loop_that_was_run,
     "a loop of a daemon thread": a_loop_of_a_daemon_thread,
     "a stream that is half read": a_stream_that_is_half_read,
+    "several doors": several_doors,
 }
 
 
 def leave(way: str) -> None:
-    """One of WAYS, in main."""
+    """One of exits.WAYS, in main."""
     if way == "sys.exit":
         sys.exit(WAYS[way])
     if way == "exception":
@@ -185,6 +202,25 @@ def check(llm: LLM) -> None:
     assert len(llm.generate([1, 2], PARAMS)[0].token_ids) == 30
 
 
+# --- engines that come too late ---------------------------------------------------------------------------------------
+
+
+def an_llm_that_is_made_while_engines_are_ended(llm: LLM) -> None:
+    """By a thread of the program's."""
+
+    class Late:
+        def call(self) -> None:
+            def late() -> None:
+                with suppress(SystemExit):
+                    print(tiny_llm(llm.model, **FIELDS).generate([1, 2], PARAMS))
+
+            Worker(late).result()
+
+    check(llm)
+    kept.append(Late())
+    exit_gate.before_closing(kept[0].call)
+
+
 # --- exit functions that run after the gate was closed ----------------------------------------------------------------
 
 
@@ -208,6 +244,7 @@ def an_exit_function_that_calls(llm: LLM) -> None:
                 except EngineClosedError:
                     continue
                 print("served")
+        assert not exit_gate._inside
 
     last(call)
 
@@ -226,6 +263,23 @@ def an_exit_function_that_waits_for_a_thread_that_calls_on_and_on(llm: LLM) -> N
     def finish() -> None:
         worker.join(HANG_S)
         assert not worker.is_alive()
+        assert not exit_gate._inside
+
+    last(finish)
+
+
+def an_exit_function_that_waits_for_a_thread_that_calls_late(llm: LLM) -> None:
+    """That thread ends, without a word."""
+    tasks: queue.Queue[list[int]] = queue.Queue()
+    outputs = []
+    worker = threading.Thread(target=lambda: outputs.extend(llm.generate(tasks.get(), PARAMS)), daemon=True)
+    worker.start()
+
+    def finish() -> None:
+        tasks.put([1, 2])
+        worker.join(HANG_S)
+        assert not worker.is_alive()
+        assert not outputs
 
     last(finish)
 
@@ -242,6 +296,8 @@ LEAVING = [
     ("sys.exit", "a loop of a daemon thread"),
     ("KeyboardInterrupt", "a loop that was run"),
     ("end of main", "a stream that is half read"),
+    ("end of main", "several doors"),
+    ("sys.exit", "several doors"),
 ]
 SCENES: dict[str, Callable[[LLM], None]] = {
     f"{way} during a pass of {what}": leave_during_a_pass(way, what) for way, what in LEAVING
@@ -254,8 +310,10 @@ QUIET: list[Callable[[LLM], None]] = [
     an_llm_that_was_never_used,
     an_idle_llm,
     an_idle_async_engine,
+    an_llm_that_is_made_while_engines_are_ended,
     an_exit_function_that_calls,
     an_exit_function_that_waits_for_a_thread_that_calls_on_and_on,
+    an_exit_function_that_waits_for_a_thread_that_calls_late,
 ]
 SCENES |= {scene.__name__.replace("_", " "): scene for scene in QUIET}
 
@@ -270,12 +328,6 @@ def play(scene: Callable[[LLM], None], model: LoadedModel, output: int) -> None:
     scene(tiny_llm(model, **FIELDS))
 
 
-def ended(pid: int) -> tuple[int, int] | None:
-    """The status of a child, if it has ended."""
-    done = os.waitpid(pid, os.WNOHANG)
-    return done if done[0] else None
-
-
 def main(arguments: Sequence[str]) -> None:
     """Returns in each child, too."""
     checkpoint, results, *names = arguments
@@ -288,8 +340,7 @@ def main(arguments: Sequence[str]) -> None:
             if pid == 0:
                 play(SCENES[name], model, output.fileno())
                 return
-            _, status = until(lambda child=pid: ended(child), name)
-            code = os.waitstatus_to_exitcode(status)
+            code = wait_for(pid, HANG_S)
             output.seek(0)
             found[name] = code, output.read().decode(errors="replace")
     Path(results).write_text(json.dumps(found))

@@ -1,4 +1,7 @@
-"""Processes that end or fork while requests are in flight. They end with Python's return code, and no last words."""
+"""Processes that end or fork while requests are in flight. They end with Python's return code, and no last words.
+
+Any moment, any number of threads: the soak's `exits`.
+"""
 
 import json
 import os

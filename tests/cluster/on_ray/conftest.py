@@ -1,5 +1,5 @@
 """Tests that need Ray. They never run unasked, since starting Ray takes longer than a thousand quick tests; then they are
-skipped, by name. `.ci/cluster` runs those whose outcome is certain (`-m ray`), `-m soak` the others."""
+skipped, by name. `.ci/cluster` runs those whose outcome is certain (`-m ray`), the soak all of them (`--kinds ray`)."""
 
 from importlib.util import find_spec
 from pathlib import Path
