@@ -15,7 +15,7 @@ from nanoinfer.cache import radix_cache
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.indices import as_int_array
 from notebooks.course import Hint, check
-from notebooks.course.several import ALSO
+from notebooks.course.tables import ALSO
 from notebooks.tools.files import read, source_of
 
 # One line of these answers does several things, which a check tells apart.

@@ -40,12 +40,12 @@ def expect_equal(got: object, want: object, hint: str, *, atol: float = 0.0, rto
     NaN. Lists, tuples and dicts are compared item by item by the same rules. Where `want` is a plain number, string or
     None, `got` must be one too (numpy's numbers count as numbers). Everything else is compared by `==`.
     """
-    difference = _difference(got, want, atol, rtol)
-    if difference is not None:
-        raise Hint(f"{hint}\n  got:    {_show(got)}\n  wanted: {_show(want)}{difference}")
+    differs = difference(got, want, atol, rtol)
+    if differs is not None:
+        raise Hint(f"{hint}\n  got:    {show(got)}\n  wanted: {show(want)}{differs}")
 
 
-def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
+def difference(got: Any, want: Any, atol: float = 0.0, rtol: float = 0.0) -> str | None:
     """None if equal, else a line that says where they differ, or "" if there is nothing to add."""
     if isinstance(want, torch.Tensor | np.ndarray):
         return _array_difference(got, want, atol, rtol)
@@ -71,7 +71,7 @@ def _difference(got: Any, want: Any, atol: float, rtol: float) -> str | None:
 
 def _first_difference(items: Iterable[tuple[Any, Any, Any]], atol: float, rtol: float) -> str | None:
     for place, got, want in items:
-        if (inner := _difference(got, want, atol, rtol)) is not None:
+        if (inner := difference(got, want, atol, rtol)) is not None:
             return f"\n  first difference at [{place!r}]{inner}"
     return None
 
@@ -120,7 +120,7 @@ def a_kind(value: object) -> str:
     return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
     """A value in one line, arrays with shape and dtype, shortened where it is long."""
     if isinstance(value, torch.Tensor | np.ndarray):
         values = _numpy(value)
@@ -128,9 +128,9 @@ def _show(value: object) -> str:
         return f"{_kind(value)} {list(value.shape)} {_dtype(value)}: {_shortened(text)}"
     if isinstance(value, list | tuple) and any(map(_is_array, value)):
         opening, closing = "[]" if isinstance(value, list) else "()"
-        return _shortened(opening + ", ".join(map(_show, value)) + closing)
+        return _shortened(opening + ", ".join(map(show, value)) + closing)
     if isinstance(value, dict) and any(map(_is_array, value.values())):
-        return _shortened("{" + ", ".join(f"{key!r}: {_show(item)}" for key, item in value.items()) + "}")
+        return _shortened("{" + ", ".join(f"{key!r}: {show(item)}" for key, item in value.items()) + "}")
     if type(value).__repr__ is object.__repr__ and not dataclasses.is_dataclass(value):
         return a_kind(value)  # its address would tell the student nothing
     return _shortened(repr(value))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from notebooks.course import Hint, check
-from tests.solution_cells import gets_hint, passes, written
+from tests.solution_cells import gets_hint, passes
 
 SESSION = """
 class Session:
@@ -61,20 +60,16 @@ MISTAKES = [
     ("3.1", "* c.num_hidden_layers ", "", "Every layer"),
     ("3.1", "* c.num_key_value_heads ", "", "Every key/value head"),
     ("3.1", "* itemsize", "", "takes `itemsize` bytes"),
-    ("3.1", "num_tokens * 2", "2", "That is the size for one token"),
     ("3.2", "(num_tokens - 1)", "num_tokens", "the newest token has no K/V yet"),
     ("3.2", "max(0, memory - weights)", "memory", "if there were no weights"),
     ("3.2", "max(0, memory - weights)", "(memory - weights)", "If the weights alone don't fit"),
     ("3.2", " // (kv * (num_tokens - 1))", " / (kv * (num_tokens - 1))", "whole number"),
-    ("3.2", "(num_tokens - 1))", "(num_tokens - 1)) + 1", "fits only partly"),
-    ("3.2", "// (kv *", "// (2 * kv *", "one more request would fit"),
     ("3.3", " / len(q) ** 0.5", "", "square root of D before"),
     ("3.3", "** 0.5", "", "Divide them by its square root"),
     ("3.3", ".softmax(0)", "", "Scores aren't weights"),
     ("3.3", "torch.cat((keys, k[None]))", "torch.cat((k[None], keys))", "the cached keys followed by k"),
     ("3.3", "(keys @ q / len(q) ** 0.5).softmax(0) @ values", "(keys[:-1] @ q / len(q) ** 0.5).softmax(0) @ values[:-1]",
      "sees itself"),
-    ("3.3", "keys, values = torch.cat", "keys += 0 * k + 1\n    keys, values = torch.cat", "`values` in place"),
     ("3.4", "h // group", "h % keys.shape[1]", "Neighbours share"),
     ("3.4", " / q.shape[1] ** 0.5", "", "square root of D before"),
     ("3.4", "row.softmax(0) @", "row @", "Does your softmax run over the S tokens"),
@@ -83,34 +78,12 @@ MISTAKES = [
     ("3.5", "self.forward(self.token_ids[-1:], self.kv_len)", "self.forward(self.token_ids, 0)", "next token to compute"),
     ("3.5", "        self.kv_len += 1\n", "", "number of tokens computed so far"),
     ("3.5", "True, 0", "True, self.kv_len", "must hold no K/V"),
-    ("3.5", "token_id == self.end_token_id or ", "", "because the end token came"),
-    ("3.5", " - self.prompt_len", "", "`finished` must be"),
-    ("3.5", "        if self.finished:\n            return None\n", "", "pass too many"),
-    ("3.5", "self.token_ids, self.prompt_len = list(prompt_ids)", "self.token_ids, self.prompt_len = prompt_ids",
-     "caller's list|prompt followed by these"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("id", ANSWERS)
 def test_a_right_answer_passes(id: str, capsys: pytest.CaptureFixture[str]) -> None:
     passes(id, ANSWERS[id], capsys)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * num_tokens * itemsize",
-        "c.num_attention_heads * c.head_dim * num_tokens",
-    ],
-    ids=["K and V counted twice", "four mistakes"],
-)
-def test_mistakes_that_would_explain_one_of_the_models_only_are_not_named(wrong: str) -> None:
-    source = f"def kv_cache_bytes(c, num_tokens, itemsize):\n    return {wrong}\n"
-    with pytest.raises(Hint) as caught:
-        check("3.1", written(source))
-    assert str(caught.value).startswith(
-        "3.1 The bytes of a cache: The size is wrong for 7 tokens, L=5, H=12, Hk=3, D=32 and 4 bytes per number.\n  got: "
-    )
 
 
 @pytest.mark.parametrize(("id", "right", "wrong", "hint"), MISTAKES)

@@ -1,71 +1,59 @@
-"""Checks of notebook 04, batched decode: the rectangle and attention over it."""
+"""Checks of notebook 04, batched decode."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
+from nanoinfer.model.loader import LoadedModel
+from nanoinfer.model.random_model import random_model
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
+from notebooks.course.checks.nb03 import NEIGHBOURS, SQUARE_ROOT, by_heads
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
-from notebooks.course.several import find_mistakes, several
+from notebooks.course.tables import Mistake, compare
 
 
 @exercise("4.1", "Pad and mask")
-def _(given: Given) -> str | None:
-    pad = given["pad"]
+def _(given: Given) -> str:
     generator = torch.Generator().manual_seed(0)
-    with several() as part:
-        for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8)):
-            keys = [torch.randn(length, kv_heads, head_dim, generator=generator) for length in lens]
-            kept = [key.clone() for key in keys]
-            answer = pad(keys)
-            expect(isinstance(answer, tuple) and len(answer) == 2, "Return two things: the rectangle and the mask.")
-            rectangle, seen = answer
-            with part("in place"):
-                expect(
-                    all(torch.equal(key, before) for key, before in zip(keys, kept, strict=True)),
-                    "You changed the tensors in `keys`. They belong to the sessions, so only read them.",
-                )
-            with part("mask"):
-                wanted_seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
-                expect(
-                    not (
-                        isinstance(seen, torch.Tensor) and seen.dtype == torch.bool and torch.equal(seen, ~wanted_seen)
-                    ),
-                    "Your mask is True for padding. `seen` must be True for tokens.",
-                )
-                expect_equal(
-                    seen,
-                    wanted_seen,
-                    f"Lengths {lens}: `seen` must be True where a row has a token and False in its padding.",
-                )
-            with part("rectangle"):
-                shape = [len(lens), max(lens), kv_heads, head_dim]
-                expect_equal(
-                    list(rectangle.shape), shape, f"Lengths {lens}: the rectangle must be [B, longest, Hk, D]."
-                )
-                for row, key in enumerate(kept):
-                    expect_equal(
-                        rectangle[row, : len(key)],
-                        key,
-                        f"Lengths {lens}: row {row} must begin with the keys of its {len(key)} tokens.",
-                    )
-                    expect(
-                        not rectangle[row, len(key) :].any(), f"Lengths {lens}: the padding of row {row} must be zeros."
-                    )
+    cases = [
+        ([torch.randn(length, kv_heads, head_dim, generator=generator) for length in lens],)
+        for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8))
+    ]
+    mistakes: dict[str, Mistake] = {
+        "Your mask is True for padding. `seen` must be True for tokens.": {"inverted": True},
+        "Row i must begin with the keys of request i: the padding is behind them.": {"behind": True},
+        "The padding of each row must be zeros.": {"padding": 1.0},
+    }
+    hint = (
+        "return the rectangle [B, longest, Hk, D], zeros where there is no token, and `seen`, True where there is one."
+    )
+    compare(given["pad"], _padded, cases, mistakes, hint=hint)
     return "one row, equal rows and unequal rows"
 
 
-_UNMASKED = "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight."
+def _padded(
+    keys: list[torch.Tensor], *, inverted: bool = False, behind: bool = False, padding: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, keys))
+    rectangle, seen = torch.full((len(keys), longest, *keys[0].shape[1:]), padding), torch.zeros(len(keys), longest)
+    for row, key in enumerate(keys):
+        start = longest - len(key) if behind else 0
+        rectangle[row, start : start + len(key)] = key
+        seen[row, : len(key)] = 1
+    return rectangle, seen.bool() ^ inverted
 
 
 @exercise("4.2", "Attention over a padded batch", points=2)
-def _(given: Given) -> str | None:
-    attend = given["batched_decode_attention"]
+def _(given: Given) -> str:
     generator = torch.Generator().manual_seed(1)
+    cases = []
     for lens, heads, kv_heads, head_dim in (
-        ([3, 1, 6], 8, 2, 4),  # first, because every usual mistake shows in it
+        ([3, 1, 6], 8, 2, 4),
         ([4, 4], 2, 2, 4),
         ([5], 4, 1, 8),
         ([9, 2, 9], 6, 3, 16),
@@ -73,108 +61,227 @@ def _(given: Given) -> str | None:
         q = torch.randn(len(lens), heads, head_dim, generator=generator)
         keys, values = torch.randn(2, len(lens), max(lens), kv_heads, head_dim, generator=generator)
         seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
-        want = torch.stack([_alone(q[i], keys[i, :n], values[i, :n]) for i, n in enumerate(lens)])
-        with several() as part:
-            for padding in ("zeros", "large numbers", "NaN"):
-                k, v = (kv.clone() for kv in (keys, values))
-                for kv in (k, v):
-                    kv[~seen] = {"zeros": 0.0, "large numbers": 1e4, "NaN": torch.nan}[padding]
-                kept = k.clone(), v.clone()
-                out = attend(q.clone(), k, v, seen.clone())
-                where = f"Lengths {lens}, H={heads}, Hk={kv_heads}, padding of {padding}"
-                with part("in place"):
-                    expect(
-                        all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip((k, v), kept, strict=True)),
-                        "You changed `keys` or `values` in place. Other code may still need them, so work on a copy.",
-                    )
-                expect(isinstance(out, torch.Tensor), f"Return a tensor [B, H, D], not a {type(out).__name__}.")
-                expect_equal(list(out.shape), list(q.shape), f"{where}: the output must be [B, H, D].")
-                if padding == "NaN":
-                    with part("NaN", "mask"):
-                        expect(
-                            not out.isnan().any(),
-                            f"{where}: the output is NaN. A weight of 0 doesn't help, because 0 · NaN is NaN. Take the "
-                            "padding out of keys and values before you multiply.",
-                        )
-                else:
-                    hint = _mistaken_attention(out, q, *kept, lens)
-                    with part("mask" if _UNMASKED in (hint or "") else "output", "mask"):
-                        expect(hint is None, hint or "")
-                with part("output", "mask", "NaN"):
-                    expect_equal(out, want, f"{where}: the rows differ from what each request gets alone.", atol=1e-5)
+        for padding in (0.0, 1e4, torch.nan):
+            filled = [kv.masked_fill(~seen[..., None, None], padding) for kv in (keys, values)]
+            cases.append((q, *filled, seen))
+    mistakes = {
+        "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight.": {
+            "masked": False
+        },
+        "Padding isn't masked, so it has weight, whatever it holds.": {"masked": False, "zeroed": False},
+        NEIGHBOURS: {"tiled": True},
+        SQUARE_ROOT: {"scaled": False},
+        "With padding of NaN, the output is NaN. A weight of 0 doesn't help, because 0 · NaN is NaN. Take the padding out "
+        "of keys and values before you multiply.": {"multiplied": True},
+    }
+    hint = "the rows [B, H, D] differ from what each request gets alone, whatever the padding holds."
+    compare(given["batched_decode_attention"], _batched, cases, mistakes, hint=hint, atol=1e-5)
     return "whatever the padding holds, every row is as if it were computed alone"
 
 
-def _mistaken_attention(
-    out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lens: list[int]
-) -> str | None:
-    """The hints for the mistakes that explain `out`, given the padding in `keys` and `values`."""
-    mistakes: dict[str, dict[str, Any]] = {
-        _UNMASKED: {"lens": [keys.shape[1]] * len(lens)},
-        "Your query head h reads key/value head h % Hk. Neighbours share one: it must read head h // (H / Hk).": {
-            "tiled": True
-        },
-        "Divide the scores by the square root of D before the softmax.": {"scale": q.shape[2] ** 0.5},
-    }
-
-    def with_mistakes(made: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        options: dict[str, Any] = {"lens": lens, "tiled": False, "scale": 1.0}
-        for mistake in made:
-            options |= mistake
-        rows = enumerate(options["lens"])
-        alone = [_alone(q[i] * options["scale"], keys[i, :n], values[i, :n], options["tiled"]) for i, n in rows]
-        return torch.stack(alone)
-
-    def gives(made: Sequence[Mapping[str, Any]]) -> bool:
-        wrong = with_mistakes(made)
-        return torch.allclose(out, wrong, atol=1e-5) and not torch.allclose(wrong, with_mistakes([]), atol=1e-5)
-
-    return find_mistakes(mistakes, gives)
-
-
-def _alone(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tiled: bool = False) -> torch.Tensor:
-    """q [H, D], keys and values [S, Hk, D] -> [H, D]. `tiled`: query head h reads key/value head h % Hk."""
-    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
-    read = heads % kv_heads if tiled else heads // (len(q) // kv_heads)
-    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
-    return scaled_dot_product_attention(q[:, None], k, v)[:, 0]
+def _batched(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor,
+    *,
+    masked: bool = True,
+    zeroed: bool = True,
+    multiplied: bool = False,
+    **options: bool,
+) -> torch.Tensor:
+    rows = []
+    if not masked and zeroed:
+        keys, values = (kv.masked_fill(~seen[..., None, None], 0) for kv in (keys, values))
+    for i, here in enumerate(seen if masked else torch.ones_like(seen)):
+        out = by_heads(q[i], keys[i, here], values[i, here], **options)
+        rows.append(out + 0 * values[i].sum() if multiplied else out)
+    return torch.stack(rows)
 
 
 @exercise("4.3", "Give each request its K/V back")
-def _(given: Given) -> str | None:
-    split_rows = given["split_rows"]
-    generator = torch.Generator().manual_seed(2)
-    with several() as part:
-        for lens, width in (([3, 1, 5], 5), ([4, 4], 4), ([2], 6), ([1, 200], 200)):
-            rectangle = torch.randn(len(lens), width, 2, 4, generator=generator)
-            kept = rectangle.clone()
-            rows = split_rows(rectangle, list(lens))
-            expect(isinstance(rows, list), f"Return a list, not a {type(rows).__name__}.")
-            expect_equal(len(rows), len(lens), f"There are {len(lens)} requests, so return {len(lens)} tensors.")
-            with part("in place"):
-                expect(torch.equal(rectangle, kept), "You changed the rectangle. Only read it.")
-            for i, (row, length) in enumerate(zip(rows, lens, strict=True)):
-                with part("rows", "in place"):
-                    expect_equal(
-                        row,
-                        kept[i, :length],
-                        f"Lengths {lens}: request {i} must get the first {length} tokens of its row.",
-                    )
-                with part("memory"):
-                    held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
-                    expect(
-                        held == needed,
-                        f"Lengths {lens}: the tensor of request {i} needs {needed} bytes but keeps {held} bytes alive. A "
-                        "slice is a view: as long as it exists, the whole tensor behind it stays in memory. Make a copy "
-                        "(`contiguous()` doesn't copy a tensor that is already contiguous).",
-                    )
-            rectangle.fill_(-1)
-            with part("memory", "rows", "in place"):
-                expect(
-                    all(
-                        torch.equal(row, kept[i, :length])
-                        for i, (row, length) in enumerate(zip(rows, lens, strict=True))
-                    ),
-                    "Writing into the rectangle changed the sessions' tensors. They must not share its memory.",
-                )
+def _(given: Given) -> str:
+    split_rows, generator = given["split_rows"], torch.Generator().manual_seed(2)
+    cases = [
+        (torch.randn(len(lens), width, 2, 4, generator=generator), lens)
+        for lens, width in (([3, 1, 5], 5), ([4, 4], 4), ([2], 6), ([1, 200], 200))
+    ]
+    hint = "return a list: request i gets the first lens[i] tokens of its row, and no padding."
+    compare(split_rows, _split, cases, hint=hint)
+    for rectangle, lens in cases:
+        for i, row in enumerate(split_rows(rectangle, list(lens))):
+            held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
+            expect(
+                held == needed,
+                f"Lengths {lens}: the tensor of request {i} needs {needed} bytes but keeps {held} bytes alive. A slice "
+                "is a view: as long as it exists, the whole tensor behind it stays in memory. Make a copy (`contiguous()` "
+                "doesn't copy a tensor that is already contiguous).",
+            )
+            shared = row.untyped_storage().data_ptr() == rectangle.untyped_storage().data_ptr()
+            expect(
+                not shared, "The tensors are the rectangle's memory (`contiguous()` doesn't copy what is contiguous)."
+            )
     return "copies of exactly the tokens' size"
+
+
+def _split(rectangle: torch.Tensor, lens: list[int]) -> list[torch.Tensor]:
+    return [row[:length] for row, length in zip(rectangle, lens, strict=True)]
+
+
+class _Request:
+    """A request for `new_tokens` tokens: whether it is prefilled, and how many tokens are left to compute."""
+
+    def __init__(self, number: int, new_tokens: int):
+        self.number, self.left, self.prefilled = number, new_tokens, False
+
+    @property
+    def finished(self) -> bool:
+        return self.prefilled and self.left == 0
+
+    def prefill(self) -> None:
+        expect(not self.prefilled, f"Request {self.number} was prefilled twice.")
+        self.prefilled = True
+        self.left -= 1
+
+    def __repr__(self) -> str:
+        return f"request {self.number}"
+
+
+class _Run:
+    """Requests served by the student's `step`; checks every pass and keeps which requests were in it."""
+
+    def __init__(self, step: Any, new_tokens: list[int], max_running: int):
+        self.step, self.max_running = step, max_running
+        self.running: list[_Request] = []
+        self.waiting = deque(_Request(i, n) for i, n in enumerate(new_tokens))
+        self.ended: list[int] = []
+        self.current: list[int] = []  # the requests in the pass of this step
+
+    def decode(self, requests: Any) -> None:
+        requests = list(requests)
+        expect(requests, "You ran a decode pass without requests. It takes time and gives nothing.")
+        expect(not self.current, "You ran two decode passes in one step. All running requests share a single pass.")
+        room = f"There are {len(requests)} requests in the pass, but it has room for {self.max_running}."
+        expect(len(requests) <= self.max_running, room)
+        for request in requests:
+            expect(request.prefilled, f"{request!r} is in a decode pass but wasn't prefilled, so it has no K/V.")
+            expect(not request.finished, f"{request!r} is in a decode pass but has already finished.")
+            request.left -= 1
+        self.current = [request.number for request in requests]
+
+    def once(self) -> list[int]:
+        self.current = []
+        finished = self.step(self.running, self.waiting, self.max_running, self.decode)
+        expect(isinstance(finished, list), f"Return a list of requests, not a {type(finished).__name__}.")
+        self.ended += [request.number for request in finished]
+        left = [request for request in self.running if request.finished]
+        expect(
+            not left,
+            f"{left} finished in this step but are still in `running`, so other requests can't use their rows. (Change "
+            "the caller's list in place. Don't remove items from a list while you loop over it.)",
+        )
+        return sorted(self.current)
+
+
+@exercise("4.4", "A step of continuous batching", points=3)
+def _(given: Given) -> str:
+    step = given["step"]
+    cases = [
+        ([3, 5, 2], 8),
+        ([4, 2, 3, 2, 5], 2),
+        ([1, 1, 4], 1),
+        ([12, 4, 7, 1, 9, 3, 6, 5], 3),
+        ([1, 1], 2),
+        ([2], 1),
+    ]
+    for new_tokens, max_running in cases:
+        run = _Run(step, new_tokens, max_running)
+        wanted_passes, wanted_ends = _served(new_tokens, max_running)
+        for number, wanted in enumerate(wanted_passes, 1):
+            case = f"Requests of {new_tokens} tokens, room for {max_running}, step {number}"
+            got = run.once()
+            missing = sorted(set(wanted) - set(got))
+            order = f"{case}: you compute {got} instead of {wanted}. The request that has waited longest joins first."
+            expect(not missing or not set(got) - set(wanted), order)
+            room = f"{case}: requests {missing} aren't in the pass, although there is room. Fill free rows before the pass."
+            expect(not missing, room)
+            expect_equal(got, wanted, f"{case}: these requests must be in the pass.")
+            ends = f"{case}: each finished request must be returned once, in the order in which they ended."
+            expect_equal(run.ended, wanted_ends[: len(run.ended)], ends)
+        expect_equal(
+            run.ended, wanted_ends, f"Requests of {new_tokens} tokens: in the end, all must have been returned."
+        )
+        expect(not run.once(), "When there are no requests, a step must do nothing.")
+    run = _Run(step, [6], 2)
+    run.once()
+    run.waiting.append(_Request(1, 3))
+    expect_equal(run.once(), [0, 1], "A request that arrives while another one runs must join it in the next step.")
+    return "late requests, early ends, one-token requests, a single row"
+
+
+def _served(new_tokens: list[int], max_running: int) -> tuple[list[list[int]], list[int]]:
+    """The requests in each step's pass, and the order in which requests end, by counting tokens."""
+    left = dict(enumerate(new_tokens))
+    queue, running = deque(left), list[int]()
+    passes, ended = [], list[int]()
+    while queue or running:
+        while queue and len(running) < max_running:
+            number = queue.popleft()
+            left[number] -= 1
+            (running if left[number] else ended).append(number)
+        for number in running:
+            left[number] -= 1
+        passes.append(sorted(running))
+        ended += [number for number in running if not left[number]]
+        running = [number for number in running if left[number]]
+    return passes, ended
+
+
+@exercise("4.5", "Predict the padding", points=2)
+def _(given: Given) -> str:
+    cases = [
+        ([3, 9], [4, 4]),
+        ([5, 5, 5], [6, 6, 6]),
+        ([40, 3, 3, 3], [3, 8, 2, 5]),
+        ([2, 2, 2], [30, 3, 1]),
+        ([7], [5]),
+        ([4, 6], [1, 1]),
+    ]
+    mistakes = {
+        "That is the padding of the prompts alone. Rows grow in every pass, and requests leave.": (
+            lambda prompts, new: 1 - sum(prompts) / (len(prompts) * max(prompts))
+        ),
+        "You keep all requests in the batch until the last one ends. In continuous batching, a request leaves as soon "
+        "as it finishes.": _static_batch_share,
+    }
+    hint = "an engine that serves these requests measures another share."
+    compare(given["padding_share"], _measured_share, cases, mistakes, hint=hint, atol=1e-6)
+    return "equal to an engine's account"
+
+
+@cache
+def _tiny() -> LoadedModel:
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    return random_model(kernels="torch", **sizes)
+
+
+def _measured_share(prompt_lens: list[int], new_tokens: list[int]) -> float:
+    """The share that an engine measures when it serves such requests."""
+    engine = InferenceEngine(_tiny())
+    scheduler = OfflineScheduler(engine)
+    for length, new in zip(prompt_lens, new_tokens, strict=True):
+        scheduler.add_request(np.arange(length), new, temperature=0.0, stop_on_eos=False)
+    while scheduler.has_unfinished():
+        scheduler.step()
+    used, padding = engine.account.decode_bytes_used, engine.account.decode_bytes_padding
+    return padding / (used + padding) if used else 0.0
+
+
+def _static_batch_share(prompt_lens: list[int], new_tokens: list[int]) -> float:
+    """The share when finished requests keep their rows, at their final length, until the last request has finished."""
+    used = total = 0
+    for i in range(max(new_tokens) - 1):
+        rows = [n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens, strict=True)]
+        used, total = used + sum(rows), total + len(rows) * max(rows)
+    return 1 - used / total if total else 0.0

@@ -1,235 +1,246 @@
-"""Checks of notebook 07, storing K/V into slots and attention over slots, against loops in float64."""
+"""Checks of notebook 07, storing K/V into slots and attention over slots, against loops over tokens in float64."""
 
-from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
 
-from notebooks.course.checks.nb07_attention import Attended, N, attend, attend_each, expect_attention, qkv
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import Hint, expect, expect_equal
-from notebooks.course.several import find_mistakes, several
+from notebooks.course.expectations import expect
+from notebooks.course.tables import compare
 
-Masked = tuple[int, int, int | None, torch.Tensor]  # prefix length, sequence length, window, the student's mask
+ATOL = 2e-4
+N = 24  # slots
+SCALE = "multiply the scores q · k by `scale`; without it the softmax is too sharp"
+WRONG_HEAD = "your query heads read the wrong K/V head: head h reads h // (H / Hk), so neighbours share one"
+
+
+def int32(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
 
 
 @exercise("7.1", "Store K/V into slots")
-def _(given: Given) -> str | None:
-    store = given["store_kv"]
-    cases = {
-        "scattered slots": [5, 9, 2],
-        "adjacent slots": [6, 7, 8, 9],
-        "adjacent slots in falling order": [9, 8, 7],
-        "one row of padding": [5, -1, 2],
-        "padding first": [-1, 3, 4, 5],
-        "padding only": [-1, -1],
-        "the last slot": [0, N - 1],
-        "no tokens": [],
+def _(given: Given) -> str:
+    store, cases = given["store_kv"], []
+    for slots in ([5, 9, 2], [6, 7, 8, 9], [9, 8, 7], [5, -1, 2], [-1, 3, 4, 5], [-1, -1], [0, N - 1], []):
+        generator = torch.Generator().manual_seed(len(slots))
+        buffers, new = (
+            torch.randn(2, N, 2, 4, generator=generator),
+            torch.randn(2, len(slots), 2, 4, generator=generator),
+        )
+        cases.append((*buffers, int32(slots), *new))
+    mistakes = {
+        "With slot -1, you changed the last slot of the pool. As an index, -1 means the last slot, which may hold the "
+        "K/V of another request": {"padding": True},
+        "you swapped keys and values": {"swapped": True},
     }
-    with several() as part:
-        for what, slots in cases.items():
-            generator = torch.Generator().manual_seed(len(slots))
-            keys, values = torch.randn(2, N, 2, 4, generator=generator)
-            k, v = torch.randn(2, len(slots), 2, 4, generator=generator)
-            want = [keys.clone(), values.clone()]
-            for i, slot in enumerate(slots):
-                if slot >= 0:
-                    want[0][slot], want[1][slot] = k[i], v[i]
-            last = keys[-1].clone()
-            store(keys, values, torch.tensor(slots, dtype=torch.int32), k, v)
-            case = f"{what}, slots={slots}"
-            if N - 1 not in slots:
-                with part("padding"):
-                    expect(
-                        torch.equal(keys[-1], last),
-                        f"{case}: you changed the last slot of the pool. As an index, -1 means the last slot, which may "
-                        "hold the K/V of another request",
-                    )
-            needs = ("padding",) if -1 in slots else ()
-            with part("swapped", *needs):
-                expect(
-                    not torch.equal(keys, want[1]) or torch.equal(want[0], want[1]),
-                    f"{case}: you swapped keys and values",
-                )
-            with part("keys", "swapped", *needs):
-                expect_equal(keys, want[0], f"{case}: the key buffer. Token i goes to slots[i]; change no other slot")
-            with part("values", "swapped", *needs):
-                expect_equal(
-                    values, want[1], f"{case}: the value buffer. Token i goes to slots[i]; change no other slot"
-                )
+
+    def call(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = arguments[0].clone(), arguments[1].clone()
+        store(keys, values, *arguments[2:])
+        return keys, values
+
+    hint = "the key buffer, then the value buffer. Token i goes to slots[i]; change no other slot"
+    compare(call, _stored, cases, mistakes, hint=hint)
     return "scattered slots, adjacent slots and padding"
 
 
+def _stored(
+    key_buffer: torch.Tensor,
+    value_buffer: torch.Tensor,
+    slots: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    padding: bool = False,
+    swapped: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for i, slot in enumerate(slots.tolist()):
+        if slot >= 0 or padding:
+            key_buffer[slot], value_buffer[slot] = (v[i], k[i]) if swapped else (k[i], v[i])
+    return key_buffer, value_buffer
+
+
 @exercise("7.2", "Which K/V head?")
-def _(given: Given) -> str | None:
-    expand = given["expand_kv"]
-    for num_heads, num_kv_heads in ((8, 2), (6, 3), (4, 4), (5, 1)):
-        kv = torch.randn(3, num_kv_heads, 4, generator=torch.Generator().manual_seed(num_heads))
-        got, group = expand(kv, num_heads), num_heads // num_kv_heads
-        want = torch.stack([kv[:, head // group] for head in range(num_heads)], dim=1)
-        case = f"H={num_heads}, Hk={num_kv_heads}"
-        if isinstance(got, torch.Tensor) and got.shape == want.shape and 1 < num_kv_heads < num_heads:
-            expect(
-                not torch.equal(got, kv.repeat(1, group, 1)),
-                f"{case}: you repeat the heads as 0, 1, ..., Hk-1, 0, 1, ... But neighbours share one: the first H / Hk "
-                "query heads all read K/V head 0",
-            )
-        expect_equal(got, want, f"{case}: query head h must read K/V head h // (H / Hk)")
+def _(given: Given) -> str:
+    cases = [(torch.randn(3, kv_heads, 4), heads) for heads, kv_heads in ((8, 2), (6, 3), (4, 4), (5, 1))]
+    mistakes = {
+        "you repeat the heads as 0, 1, ..., Hk-1, 0, 1, ... But neighbours share one: the first H / Hk query heads all "
+        "read K/V head 0": lambda kv, heads: kv.repeat(1, heads // kv.shape[1], 1)
+    }
+    hint = "query head h must read K/V head h // (H / Hk)"
+    compare(given["expand_kv"], _expanded, cases, mistakes, hint=hint)
     return "four shapes, including one K/V head for all query heads"
 
 
+def _expanded(kv: torch.Tensor, num_heads: int) -> torch.Tensor:
+    return torch.stack([kv[:, head // (num_heads // kv.shape[1])] for head in range(num_heads)], dim=1)
+
+
+def qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [tokens, H, 8] and buffers [N, Hk, 8]."""
+    generator = torch.Generator().manual_seed(100 * tokens + 10 * num_heads + num_kv_heads)
+    q = torch.randn(tokens, num_heads, 8, generator=generator)
+    keys, values = torch.randn(2, N, num_kv_heads, 8, generator=generator)
+    return q, 2 * keys, values
+
+
+def attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: list[int],
+    scale: float = 0.3,
+    *,
+    tiled: bool = False,
+    over_heads: bool = False,
+    shift: int | None = None,
+    itself: bool = True,
+    hidden: float = -torch.inf,
+) -> torch.Tensor:
+    """Attention of the last `len(q)` of the tokens in `slots`, in float64. Each option makes a usual mistake."""
+    heads, kv_heads, total = q.shape[1], keys.shape[1], len(slots)
+    read = [head % kv_heads if tiled else head // (heads // kv_heads) for head in range(heads)]
+    k, v = (kv[slots][:, read].double() for kv in (keys, values))  # [tokens, H, 8]
+    scores = torch.einsum("ihd,jhd->ihj", q.double(), k) * scale
+    shift = total - len(q) if shift is None else shift
+    for i in range(len(q)):
+        scores[i, :, shift + i + itself :] = hidden
+    return torch.einsum("ihj,jhd->ihd", scores.softmax(1 if over_heads else 2), v).float()
+
+
+def _decode(
+    q: torch.Tensor,
+    key_buffer: torch.Tensor,
+    value_buffer: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    scale: float,
+    *,
+    scaled: bool = True,
+    everything: bool = False,
+    consecutive: bool = False,
+    **options: bool,
+) -> torch.Tensor:
+    parts = []
+    for i, (begin, end) in enumerate(pairwise(kv_indptr.tolist())):
+        slots = list(range(begin, end)) if consecutive else kv_indices.tolist()[begin:end]
+        slots = kv_indices.tolist() if everything else slots
+        parts.append(attend(q[i : i + 1], key_buffer, value_buffer, slots, scale if scaled else 1.0, **options))
+    return torch.cat(parts)
+
+
 @exercise("7.3", "DECODE attention over slots", points=3)
-def _(given: Given) -> str | None:
-    decode = given["decode_attention"]
-    answers: list[Attended] = []
-    changed: list[str] = []
-    cases = {
-        "one request, one token": ([[3]], 2, 2),
-        "one request in scattered slots": ([[7, 2, 19, 4]], 4, 4),
-        "grouped heads": ([[7, 2, 19, 4, 11]], 6, 2),
-        "one K/V head for all": ([[1, 9, 5]], 4, 1),
-        "requests of different lengths": ([[7, 2, 19, 4, 11], [8], [20, 21, 22]], 8, 2),
-        "two requests that share a prefix": ([[7, 2, 19, 4], [7, 2, 19, 13, 5]], 8, 2),
+def _(given: Given) -> str:
+    decode, cases = given["decode_attention"], []
+    for rows, heads, kv_heads in (
+        ([[3]], 2, 2),
+        ([[7, 2, 19, 4]], 4, 4),
+        ([[7, 2, 19, 4, 11]], 6, 2),
+        ([[1, 9, 5]], 4, 1),
+        ([[7, 2, 19, 4, 11], [8], [20, 21, 22]], 8, 2),
+        ([[7, 2, 19, 4], [7, 2, 19, 13, 5]], 8, 2),
+    ):
+        cases.append(
+            (*qkv(len(rows), heads, kv_heads), int32([*chain(*rows)]), int32([0, *accumulate(map(len, rows))]), 0.3)
+        )
+    mistakes: dict[str, dict[str, Any]] = {
+        SCALE: {"scaled": False},
+        WRONG_HEAD: {"tiled": True},
+        "each request sees all requests' slots; request i has only kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
+            "everything": True
+        },
+        "you read K/V from consecutive slots: look up each token's slot in kv_indices": {"consecutive": True},
+        "your softmax runs over heads: a head's weights over its request's tokens must add up to 1": {
+            "over_heads": True
+        },
     }
-    for what, (rows, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = qkv(len(rows), num_heads, num_kv_heads)
-        kv_indptr = torch.tensor([0, *accumulate(map(len, rows))], dtype=torch.int32)
-        everything = list(chain(*rows))
-        before = keys.clone()
-        got = decode(q, keys, values, torch.tensor(everything, dtype=torch.int32), kv_indptr, 0.3)
-        changed += [what] * (not torch.equal(keys, before))
-        mistakes: dict[str, dict[str, Any]] = {
-            "multiply the scores q · k by `scale`; without it the softmax is too sharp": {"scale": 1.0},
-            "your query heads read the wrong K/V head: head h reads h // (H / Hk), so neighbours share one": {
-                "tiled": True
-            },
-            "each request sees all requests' slots; request i has only kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
-                "rows": [everything] * len(rows)
-            },
-            "you read K/V from consecutive slots: look up each token's slot in kv_indices": {
-                "rows": [list(range(a, b)) for a, b in pairwise(kv_indptr.tolist())]
-            },
-            "your softmax runs over heads: a head's weights over its request's tokens must add up to 1": {
-                "over_heads": True
-            },
-        }
-        answers.append(Attended(what, got, partial(attend_each, q, before, values, rows=rows), mistakes))
-    with several() as part:
-        with part("in place"):
-            expect(not changed, f"{', '.join(changed[:1])}: you changed the key buffer; attention must only read it")
-        with part("output", "in place"):
-            expect_attention(answers)
-        with part("overflow", "in place"):
-            q, keys, values = qkv(1, 2, 2)
-            slots, kv_indptr = torch.tensor([3, 4], dtype=torch.int32), torch.tensor([0, 2], dtype=torch.int32)
-            expect(
-                bool(torch.isfinite(decode(q, 100 * keys, values, slots, kv_indptr, 1.0)).all()),
-                "with large scores, exp overflows. Subtract the largest score first, or use torch's softmax, which does so",
-            )
+    compare(decode, _decode, cases, mistakes, hint="the output isn't the right weighted mean of the values", atol=ATOL)
+    q, keys, values = qkv(1, 2, 2)
+    huge = decode(q, 100 * keys, values, int32([3, 4]), int32([0, 2]), 1.0)
+    overflow = (
+        "with large scores, exp overflows. Subtract the largest score first, or use torch's softmax, which does so"
+    )
+    expect(bool(torch.isfinite(huge).all()), overflow)
     return "six batches, ragged, scattered and shared, equal to loops in float64"
 
 
 @exercise("7.4", "The mask of an EXTEND", points=2)
-def _(given: Given) -> str | None:
-    extend_mask = given["extend_mask"]
-    masks: list[Masked] = []
-    for prefix, seq, window in (
-        (0, 1, None),
-        (0, 5, None),
-        (6, 10, None),
-        (9, 10, None),
-        (0, 6, 3),
-        (6, 10, 3),
-        (2, 10, 1),
-        (3, 6, 100),
-    ):
-        try:
-            got = extend_mask(prefix, seq) if window is None else extend_mask(prefix, seq, window)
-        except Exception:
-            if not masks or all(mask.dtype == torch.bool for *_, mask in masks):
-                raise
-            break  # what is no boolean mask cannot be combined with another either: the dtype is the mistake
-        new = seq - prefix
-        case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
-        expect(isinstance(got, torch.Tensor), f"{case}: must be a tensor, got {type(got).__name__}")
-        expect_equal(
-            list(got.shape),
-            [new, seq],
-            f"{case}: the mask has one row per new token and one column per token of the sequence, including the prefix",
-        )
-        masks.append((prefix, seq, window, got))
-    with several() as part:
-        for prefix, seq, _, got in masks:
-            with part("dtype"):
-                case = f"prefix_len={prefix}, seq_len={seq}"
-                expect_equal(got.dtype, torch.bool, f"{case}: the mask must be boolean, as torch's attention expects")
-        with part("values"):
-            _expect_masks([(prefix, seq, window, got.bool()) for prefix, seq, window, got in masks])
+def _(given: Given) -> str:
+    student = given["extend_mask"]
+    cases = [(0, 1, None), (0, 5, None), (6, 10, None), (9, 10, None), (0, 6, 3), (6, 10, 3), (2, 10, 1), (3, 6, 100)]
+    mistakes = {
+        "row i isn't position i. It is position prefix_len + i, and it sees the whole prefix": {"shifted": False},
+        "a token must see itself too": {"itself": False},
+        "a window of 3 is 3 tokens, including the token itself; yours has 4": {"wide": True},
+        "with a window, hide the tokens that are too far back as well": {"window": False},
+    }
+    hint = "the mask is boolean, with one row per new token and one column per token, including the prefix. "
+    hint += "Query i is at position prefix_len + i and sees the keys up to that position"
+
+    def call(prefix_len: int, seq_len: int, sliding_window: int | None) -> Any:
+        return student(prefix_len, seq_len, *[sliding_window] * (sliding_window is not None))
+
+    compare(call, _mask, cases, mistakes, hint=hint)
     return "with and without prefix and window"
 
 
-def _mask(prefix: int, seq: int, window: int | None, mistakes: Sequence[str] = ()) -> torch.Tensor:
-    """Bool [new, seq] with the `mistakes`."""
-    shift = 0 if "unshifted" in mistakes else prefix
-    width = seq if window is None or "no window" in mistakes else window + ("wide" in mistakes)
-    key, row = torch.arange(seq), torch.arange(seq - prefix)[:, None] + shift
-    return (key < row + ("not itself" not in mistakes)) & (row - key < width)
-
-
-def _all_have(masks: Sequence["Masked"], mistakes: Sequence[str]) -> bool:
-    return all(torch.equal(got, _mask(prefix, seq, window, mistakes)) for prefix, seq, window, got in masks)
-
-
-def _expect_masks(masks: Sequence["Masked"]) -> None:
-    """Raises Hint unless all masks are right, with the hints for the mistakes that explain all of them, where some do."""
-    for prefix, seq, window, got in masks:
-        want = _mask(prefix, seq, window)
-        if torch.equal(got, want):
-            continue
-        case = f"prefix_len={prefix}, seq_len={seq}" + ("" if window is None else f", sliding_window={window}")
-        width = 3 if window is None else window
-        mistakes = {
-            "row i isn't position i. It is position prefix_len + i, and it sees the whole prefix": "unshifted",
-            "a token must see itself too": "not itself",
-            f"a window of {width} is {width} tokens, including the token itself; yours has {width + 1}": "wide",
-            "with a window, hide the tokens that are too far back as well": "no window",
-        }
-        if hint := find_mistakes(mistakes, partial(_all_have, masks)):
-            raise Hint(f"{case}: {hint}")
-        expect_equal(got, want, f"{case}: query i is at position prefix_len + i and sees the keys up to that position")
+def _mask(
+    prefix_len: int,
+    seq_len: int,
+    sliding_window: int | None,
+    *,
+    shifted: bool = True,
+    itself: bool = True,
+    wide: bool = False,
+    window: bool = True,
+) -> torch.Tensor:
+    width = seq_len if sliding_window is None or not window else sliding_window + wide
+    key, row = torch.arange(seq_len), torch.arange(seq_len - prefix_len)[:, None] + (prefix_len if shifted else 0)
+    return (key < row + itself) & (row - key < width)
 
 
 @exercise("7.5", "EXTEND attention of one request", points=2)
-def _(given: Given) -> str | None:
-    extend = given["extend_attention"]
-    answers: list[Attended] = []
-    cases = {
-        "one token without a prefix": ([3], 1, 2, 2),
-        "no prefix": ([7, 2, 19, 4, 11], 5, 4, 2),
-        "a prefix of 3": ([7, 2, 19, 4, 11, 5, 6], 4, 8, 2),
-        "one new token after a prefix": ([7, 2, 19, 4], 1, 4, 1),
-        "a prefix longer than the new tokens": ([*range(20)], 3, 4, 4),
+def _(given: Given) -> str:
+    cases = [
+        (*qkv(new, heads, kv_heads), int32(slots), 0.3)
+        for slots, new, heads, kv_heads in (
+            ([3], 1, 2, 2),
+            ([7, 2, 19, 4, 11], 5, 4, 2),
+            ([7, 2, 19, 4, 11, 5, 6], 4, 8, 2),
+            ([7, 2, 19, 4], 1, 4, 1),
+            ([*range(20)], 3, 4, 4),
+        )
+    ]
+    mistakes: dict[str, dict[str, Any]] = {
+        SCALE: {"scaled": False},
+        WRONG_HEAD: {"tiled": True},
+        "new tokens see later ones: the mask is missing": {"shift": N},
+        "you didn't shift the mask by the prefix: row i is position prefix + i": {"shift": 0},
+        "hidden tokens still get weight: set their scores to minus infinity before the softmax, not to 0": {
+            "hidden": 0.0
+        },
+        "the output has NaN, because all scores of a row are minus infinity. Every token must see itself": {
+            "itself": False
+        },
+        "you read K/V from slots 0, 1, 2, ...: look the slots up in `slots`": {"looked_up": False},
     }
-    for what, (slots, new, num_heads, num_kv_heads) in cases.items():
-        q, keys, values = qkv(new, num_heads, num_kv_heads)
-        got = extend(q, keys, values, torch.tensor(slots, dtype=torch.int32), 0.3)
-        mistakes: dict[str, dict[str, Any]] = {
-            "multiply the scores q · k by `scale`": {"scale": 1.0},
-            "your query heads read the wrong K/V head: head h reads h // (H / Hk)": {"tiled": True},
-            "new tokens see later ones: the mask is missing": {"mask": "none"},
-            "you didn't shift the mask by the prefix: row i is position prefix + i": {"mask": "unshifted"},
-            "hidden tokens still get weight: set their scores to minus infinity before the softmax, not to 0": {
-                "hidden": 0.0
-            },
-            "you read K/V from slots 0, 1, 2, ...: look the slots up in `slots`": {"slots": list(range(len(slots)))},
-        }
-        if isinstance(got, torch.Tensor) and got.shape == q.shape:
-            expect(
-                not got.isnan().any(),
-                f"{what}: the output has NaN, because all scores of a row are minus infinity. Every token must see itself",
-            )
-        answers.append(Attended(what, got, partial(attend, q, keys, values, slots=slots), mistakes))
-    expect_attention(answers)
+    compare(
+        given["extend_attention"], _extend, cases, mistakes, hint="the output isn't attention over the slots", atol=ATOL
+    )
     return "five requests, equal to loops in float64"
+
+
+def _extend(
+    q: torch.Tensor,
+    key_buffer: torch.Tensor,
+    value_buffer: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+    *,
+    scaled: bool = True,
+    looked_up: bool = True,
+    **options: Any,
+) -> torch.Tensor:
+    places = slots.tolist() if looked_up else list(range(len(slots)))
+    return attend(q, key_buffer, value_buffer, places, scale if scaled else 1.0, **options)
