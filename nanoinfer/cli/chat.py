@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nanoinfer.cli.ctrl_c import CtrlC
 from nanoinfer.cli.generate import note
 from nanoinfer.cli.line_editor import line_reader, read_text
-from nanoinfer.cli.options import (
-    ENGINE_OPTIONS,
-    SAMPLING_OPTIONS,
-    add_options,
-    check_tokenizer,
-    load,
-    sampling_params,
-)
+from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
 from nanoinfer.terminal import filled, one_line, room, side_by_side, styled
 
 if TYPE_CHECKING:
@@ -40,16 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--system", help="the system message at the beginning of the conversation")
     parser.set_defaults(run=run)
-    add_options(parser, "sampling", SAMPLING_OPTIONS)
-    add_options(parser, "engine", ENGINE_OPTIONS)
+    add_sampling_options(parser)
+    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Read turns and answer them until the input ends. An error ends the turn in a terminal, else the command."""
     params = sampling_params(args)
-    llm = load(args)
-    check_tokenizer(llm)
-    chat = Chat(llm, params, args.system, next((name for name, _ in args.adapters or ()), None))
+    llm = load(args, needs_text=True)
+    chat = Chat(llm, params, args.system, next(iter(llm.adapters), None))
     if not sys.stdin.isatty():
         read_line = line_reader("")
         while (line := _next_line(read_line)) is not None and chat.handle(line):

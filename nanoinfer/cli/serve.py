@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from nanoinfer.cli.options import ENGINE_OPTIONS, add_options, load
+from nanoinfer.cli.options import add_engine_options, load
 from nanoinfer.cli.serve_cluster import add_cluster_options, check_cluster_options, serve_cluster
 
 MAX_QUEUE = 256
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="/block_events tells routers what the tree holds, in blocks of N tokens (default: no such route)",
     )
     add_cluster_options(parser)
-    add_options(parser, "engine", ENGINE_OPTIONS, but=("model",))
+    add_engine_options(parser, but=("model",))
     parser.set_defaults(max_queue=MAX_QUEUE)
 
 

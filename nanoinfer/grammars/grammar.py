@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.continuation import check_output_ids
-from nanoinfer.requests.default_numbers import Default
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.buckets import Buckets
 

@@ -84,12 +84,12 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> Keyboard:
     keyboard = Keyboard()
     model = SimpleNamespace(
         config=SimpleNamespace(max_context_len=9999, max_total_tokens=9999),
-        tokenizer=True,
+        adapters={},
         chat_prompt=lambda messages: messages,
         stream=keyboard.stream,
         engine=SimpleNamespace(stats=lambda: {"closed": keyboard.closed}),
     )
-    monkeypatch.setattr(chat, "load", lambda args: model)
+    monkeypatch.setattr(chat, "load", lambda args, needs_text: model)
     monkeypatch.setattr(chat, "line_reader", lambda prompt: keyboard.read_line)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     return keyboard
