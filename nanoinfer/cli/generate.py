@@ -56,12 +56,9 @@ def run(args: argparse.Namespace) -> None:
             print(f"[{which}{text}]", file=sys.stderr)
 
 
-def note(
-    prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None", limit: str = "max_new_tokens"
-) -> str:
-    """How much of the prompt was cached, and whether the text was cut off, at which limit."""
-    cut = f", cut off at {limit}" if finish_reason == "length" else ""
-    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{cut}"
+def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
+    """How much of the prompt was cached, and whether a limit cut the text off."""
+    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{', cut off' * (finish_reason == 'length')}"
 
 
 def _standard_input() -> str:

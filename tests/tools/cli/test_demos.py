@@ -34,8 +34,10 @@ def test_adapters_share_k_v_only_with_themselves(capsys: pytest.CaptureFixture[s
     assert code == 0
     rows = re.findall(r"^\d +(base|rhymes|sea) +(\d+) +(\d+)", out, re.MULTILINE)
     assert [row[0] for row in rows] == ["base", "rhymes", "sea"] * 2
-    assert [int(row[2]) for row in rows[:3]] == [0, 0, 0]
-    assert all(int(row[2]) > 32 for row in rows[3:])
+    for name in ("base", "rhymes", "sea"):  # whichever of its two requests comes first
+        none, most = sorted(int(cached) for adapter, _, cached in rows if adapter == name)
+        assert none == 0
+        assert most > 32
     assert re.findall(r"^(base|rhymes|sea)$", out, re.MULTILINE) == ["base", "rhymes", "sea"]
 
 
