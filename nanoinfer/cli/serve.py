@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+from typing import Any
 
 from nanoinfer.cli.options import add_engine_options, load
 from nanoinfer.cli.serve_cluster import add_cluster_options, check_cluster_options, serve_cluster
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="the same as MODEL")
     group = parser.add_argument_group("server")
-    add, several = group.add_argument, {"action": "append", "default": []}
+    add: Any = group.add_argument
+    several: Any = {"action": "append", "default": []}
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     add("--port", type=int, default=8000, help="0 takes a free one, which is printed (default: 8000)")
     add("--served-model-name", metavar="NAME", help="the model's id in requests (default: MODEL as typed)")
