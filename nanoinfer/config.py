@@ -15,44 +15,50 @@ MOST_ADAPTERS = 65_536  # each place takes memory in every layer
 @with_aliases
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range.
+    """How a model is served. Every limit is in tokens or requests; ValueError names a field that is out of range. The first
+    sentence about a field is also the help of its option on the command line.
 
-    - `max_running_requests`: rows of the ReqToTokenPool, so how many requests can hold K/V at the same time.
-    - `max_total_tokens`: slots of the TokenToKVPool.
-    - `max_context_len`: maximum number of prompt and output tokens of one request, together.
-    - `chunked_prefill_size`: maximum number of prompt tokens computed between two decode passes. Longer prompts are split
-      into chunks, so they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default
-      is SGLang's for its smallest devices. A CPU is at full speed far below it: 256 costs little and keeps streams even.
-    - `max_prefill_tokens`: maximum number of tokens in one EXTEND pass; a longer prompt or chunk gets a pass of its own.
-    - `schedule_policy`: which waiting request goes first (see `policy.py`). `policy_window`: how many requests it orders,
-      those that have waited longest. `max_overtakes`: how many later requests may overtake one (see `waiting_queue.py`).
-    - `schedule_conservativeness`: how much admission sets aside for future tokens (see `retraction.py`). With more, fewer
-      requests run side by side and fewer are retracted; from 10.3 on, none is.
+    - `max_running_requests`: how many requests can hold K/V at the same time. Each has a row of the ReqToTokenPool.
+    - `max_total_tokens`: slots for K/V, those of the TokenToKVPool.
+    - `max_context_len`: most tokens of one request, prompt and output together.
+    - `page_size`: slots per page of K/V.
+    - `chunked_prefill_size`: most prompt tokens between two decode passes, or none. Longer prompts are split into chunks,
+      so they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default is SGLang's for
+      its smallest devices. A CPU is at full speed far below it: 256 costs little and keeps streams even.
+    - `max_prefill_tokens`: most tokens of one EXTEND pass. A longer prompt or chunk gets a pass of its own.
+    - `schedule_policy`: which waiting request goes first (see `policy.py`).
+    - `policy_window`: how many waiting requests the policy orders, those that have waited longest.
+    - `max_overtakes`: how many later requests may overtake one (see `waiting_queue.py`).
+    - `schedule_conservativeness`: how much is set aside for tokens that requests may still produce (see `retraction.py`).
+      With more, fewer requests run side by side and fewer are retracted; from 10.3 on, none is.
     - `max_queue`: how many requests may wait, counting each of `n` completions. One more is refused with QueueFullError.
       None: no limit.
+    - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
+    - `disable_radix_cache`: compute every prompt from its first token.
+    - `attention_backend`: what computes attention; auto takes the fastest that runs here.
     - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it;
       `int8`: in eight bits with a scale for each token and head, for nearly twice the tokens of bfloat16.
-    - `host_cache_tokens`: maximum number of tokens whose K/V is kept in host memory when it leaves the pool, and is fetched
-      when a request needs it again (see `cache/storeys/host.py`), in blocks of at least 16 tokens. None: no such memory.
-    - `cache_dir`: a folder for files with the K/V that leaves host memory, and with all that `save_cache` and `shutdown`
-      find cached. A later process with the same model goes on with it (see `cache/storeys/disk.py`). None: no files.
-      Without `host_cache_tokens`, host memory is as large as the pool then. `cache_dir_max_bytes`: what all files there may
-      take up; None: no limit.
-    - `eviction_policy`: which cached tokens are evicted first (see `eviction.py`).
-    - `capture`: record each decode pass once per batch size, and replay it without Python between layers (see
-      `captured_passes.py`). `auto`: if kernels and attention are those in C++, on CUDA those of torch, which become CUDA
-      graphs (`cuda_passes.py`); True: an error if not; False: never.
-    - `num_scheduler_steps`: maximum number of decode passes in one step, between two visits to the scheduler (see
-      `scheduling/multi_step.py`). The tokens are the same. With k > 1, streams get up to k tokens at once, and whatever
-      comes between steps waits for up to k passes: a new request, an abort, a pause, a request's `timeout_s`.
-    - `drafter`: who proposes tokens that one pass then checks together: `ngram`, `tree`, `model`, `grammar`, or a tuple of
-      these (see `drafting/`); None: nobody. The tokens are the same. Of several, the one that promises most is asked first;
-      among equals, and without `adaptive_drafts`, the first. `num_draft_tokens`: maximum number of drafts of a request in
-      one pass. `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts have cost and brought
-      so far; False: always draft as much as possible.
+    - `host_cache_tokens`: most tokens whose K/V is kept in host memory when it leaves the pool. It is fetched when a
+      request needs it again (see `cache/storeys/host.py`), in blocks of at least 16 tokens. None: no such memory.
+    - `cache_dir`: a folder for files with K/V, which later processes with the same model go on with. They get what leaves
+      host memory, and all that `save_cache` and `shutdown` find cached (see `cache/storeys/disk.py`). None: no files.
+      Without `host_cache_tokens`, host memory is as large as the pool then.
+    - `cache_dir_max_bytes`: what all files in `cache_dir` may take up. None: no limit.
+    - `capture`: whether decode passes are recorded, and replayed without Python between layers. They are recorded once per
+      batch size (see `captured_passes.py`). `auto`: if kernels and attention are those in C++, on CUDA those of torch,
+      which become CUDA graphs (`cuda_passes.py`); True: an error if not; False: never.
+    - `random_seed`: makes requests without a seed of their own repeatable. None takes random seeds from the system.
+    - `num_scheduler_steps`: most decode passes between two visits to the scheduler (see `scheduling/multi_step.py`). The
+      tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between steps waits for up to
+      k passes: a new request, an abort, a pause, a request's `timeout_s`.
     - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
       memory (see `adapters/pool.py`).
-    - `random_seed`: makes requests without a seed of their own repeatable; None takes random seeds from the system.
+    - `drafter`: who proposes tokens that one pass then checks together, or several of them. The tokens are the same (see
+      `drafting/`). Of several, the one that promises most is asked first; among equals, and without `adaptive_drafts`, the
+      first. None: nobody.
+    - `num_draft_tokens`: most drafts of a request in one pass.
+    - `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts have cost and brought so far.
+      False: always draft as much as possible.
     """
 
     max_running_requests: int

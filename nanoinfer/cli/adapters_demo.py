@@ -1,11 +1,13 @@
 """`python -m nanoinfer demo adapters`: three styles from one batch, who shares which K/V, and what a token costs more."""
 
+import argparse
 import time
 
 import numpy as np
 
 from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
-from nanoinfer.cli.demo import tree_lines
+from nanoinfer.cli.options import load
+from nanoinfer.cli.prefix_demo import tree_lines
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -20,13 +22,11 @@ PARAMS = SamplingParams(max_new_tokens=72, temperature=0.0, ignore_eos=True)
 ROUNDS = 5  # times are medians over these rounds
 
 
-def run_adapters_demo(llm: LLM) -> None:
-    """Serve every prompt with every adapter in one batch, and print the texts, the tree and the times.
-
-    Adapters of `llm` are used, or the bundled ones if it has none. ValueError if the model has no tokenizer.
-    """
-    if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
+def run(args: argparse.Namespace) -> None:
+    """Serve every prompt with every adapter in one batch (the bundled ones, if none is given), and print the texts, the
+    tree and the times."""
+    llm = load(args, needs_text=True)
+    assert llm.tokenizer is not None
     if not llm.adapters:
         for name in BUNDLED_ADAPTERS:
             llm.load_adapter(name, name)

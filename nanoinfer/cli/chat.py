@@ -2,28 +2,22 @@
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from nanoinfer.cli.ctrl_c import CtrlC
 from nanoinfer.cli.generate import note
-from nanoinfer.cli.line_editor import line_reader, read_text
-from nanoinfer.cli.options import (
-    ENGINE_OPTIONS,
-    SAMPLING_OPTIONS,
-    add_options,
-    check_tokenizer,
-    load,
-    sampling_params,
-)
+from nanoinfer.cli.line_editor import CtrlC, line_reader, read_text
+from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
+from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.terminal import filled, one_line, room, side_by_side, styled
 
 if TYPE_CHECKING:
-    from nanoinfer import LLM, SamplingParams, StreamPiece
+    from nanoinfer import LLM
 
 COMMANDS = {
     "/help": "show these commands",
@@ -40,16 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--system", help="the system message at the beginning of the conversation")
     parser.set_defaults(run=run)
-    add_options(parser, "sampling", SAMPLING_OPTIONS)
-    add_options(parser, "engine", ENGINE_OPTIONS)
+    add_sampling_options(parser)
+    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Read turns and answer them until the input ends. An error ends the turn in a terminal, else the command."""
     params = sampling_params(args)
-    llm = load(args)
-    check_tokenizer(llm)
-    chat = Chat(llm, params, args.system, next((name for name, _ in args.adapters or ()), None))
+    llm = load(args, needs_text=True)
+    chat = Chat(llm, params, args.system, next(iter(llm.adapters), None))
     if not sys.stdin.isatty():
         read_line = line_reader("")
         while (line := _next_line(read_line)) is not None and chat.handle(line):
@@ -76,14 +69,6 @@ def run(args: argparse.Namespace) -> None:
                 _show(error)
 
 
-def _path(file: str) -> Path:
-    """`file` as a path. ValueError if it begins with ~ and the name of a user that does not exist."""
-    try:
-        return Path(file).expanduser()
-    except RuntimeError as error:  # pathlib's
-        raise ValueError(f"{file}: there is no home directory {Path(file).parts[0]}") from error
-
-
 def _show(error: Exception) -> None:
     print(styled(filled(f"[{one_line(error)}]", room()), "red"))
 
@@ -102,9 +87,8 @@ class Chat:
     answer instead of the program. Raises ValueError if the model cannot chat, or does not take this system message.
     """
 
-    def __init__(self, llm: "LLM", params: "SamplingParams", system: str | None = None, adapter: str | None = None):
-        self.llm, self.params = llm, params
-        self.adapter = adapter
+    def __init__(self, llm: "LLM", params: SamplingParams, system: str | None = None, adapter: str | None = None):
+        self.llm, self.params, self.adapter = llm, params, adapter
         self.messages: list[dict[str, str]] = []
         self.stops: Callable[[], AbstractContextManager[None]] | None = None
         self._used = 0  # tokens of the conversation so far
@@ -128,26 +112,17 @@ class Chat:
         argument = argument.strip()
         if command == "/quit":
             return False
-        if command == "/help":
-            print(side_by_side([list(COMMANDS), list(COMMANDS.values())], room()))
-        elif command == "/reset":
-            self.reset()
-        elif command == "/system" and argument:
-            self.set_system(argument)
-            print(styled("[the system message is set for this conversation and those after it]", "cyan"))
-        elif command == "/system":
-            print(filled(self._system or "there is no system message", room()))
-        elif command == "/adapter":
-            self.set_adapter(argument)
-        elif command == "/stats":
-            self.show_stats()
-        elif command == "/save":
-            self.save(argument)
-        else:
-            raise ValueError(
-                f"there is no command {command}. The commands are {', '.join(COMMANDS)}. To send a message that begins "
-                "with /, put a space before it"
-            )
+        does = {
+            "/help": lambda: print(side_by_side([list(COMMANDS), list(COMMANDS.values())], room())),
+            "/reset": self.reset,
+            "/system": lambda: self.set_system(argument) if argument else print(filled(self._system, room())),
+            "/adapter": lambda: self.set_adapter(argument) if argument else self.show_adapters(),
+            "/stats": self.show_stats,
+            "/save": lambda: self.save(argument),
+        }
+        if command not in does:
+            raise ValueError(f"there is no command {command}; /help lists them, and a space before / sends it as text")
+        does[command]()
         return True
 
     @property
@@ -163,15 +138,15 @@ class Chat:
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt = self.llm.chat_prompt(messages)
-        left = self.limit - len(prompt)
-        if left < 1:
-            raise ValueError(self._full(len(prompt)))
+        if (left := self.limit - len(prompt)) < 1:
+            raise ValueError(
+                f"this conversation is full: {len(prompt)} tokens with your message, and at most {self.limit} fit "
+                f"(--max-context-len, --max-total-tokens). /reset starts a new one, /save FILE keeps this one"
+            )
         params = replace(self.params, max_new_tokens=min(self.params.max_new_tokens, left))
-        # Closing the stream frees the request's slots; LLM's streams are generators.
         options: Any = {} if self.adapter is None else {"adapter": self.adapter}
-        stream = cast("Generator[StreamPiece]", self.llm.stream(prompt, params, **options))
-        pieces: list[StreamPiece] = []
-        stopped = False
+        stream: Any = self.llm.stream(prompt, params, **options)
+        pieces, stopped = [], False
         try:
             with self.stops() if self.stops is not None else nullcontext():
                 for piece in stream:
@@ -182,7 +157,7 @@ class Chat:
                 raise
             stopped = True
         finally:
-            stream.close()
+            stream.close()  # which frees the request's slots
         print()
         if not pieces:
             print(styled("[stopped before the answer began; your message is not kept]", "cyan"))
@@ -190,10 +165,8 @@ class Chat:
         self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
         last = pieces[-1]
         self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
-        limit = "max_new_tokens" if left > self.params.max_new_tokens else f"the end of the {self._holder}"
-        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason, limit) + ", stopped" * stopped
-        left = self.limit - self._used
-        if left < self.params.max_new_tokens:  # the next answer may have to be shorter
+        about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason) + ", stopped" * stopped
+        if (left := self.limit - self._used) < self.params.max_new_tokens:  # the next answer may have to be shorter
             about += f"; {left} of {self.limit} tokens left"
         print(styled(filled(f"[{about}]", room()), "cyan"))
 
@@ -212,70 +185,43 @@ class Chat:
 
     def set_adapter(self, name: str) -> None:
         """Answer with this adapter from now on; "base" is the base model, and a bundled one is loaded if it is not yet.
-        Without a name, print the names. ValueError if there is no such adapter."""
-        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+        ValueError if there is no such adapter."""
+        if name in self._bundled():
+            self.llm.load_adapter(name, name)
+        self.llm.engine.adapters.find(name)
+        self.adapter = name
+        print(styled(f"[answers by {name} from now on]", "cyan"))
 
-        bundled = [each for each in BUNDLED_ADAPTERS if each not in self.llm.adapters]
-        if name:
-            if name in bundled:
-                self.llm.load_adapter(name, name)
-            self.llm.engine.adapters.find(name)
-            self.adapter = name
-            print(styled(f"[answers by {name} from now on]", "cyan"))
-        else:
-            names = ["base", *self.llm.adapters, *(bundled if self.llm.model.name == "story" else ())]
-            print(
-                filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room())
-            )
+    def show_adapters(self) -> None:
+        """Print the names of adapters, with a star at the one that answers."""
+        names = ["base", *self.llm.adapters, *(self._bundled() if self.llm.model.name == "story" else ())]
+        print(filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room()))
 
     def show_stats(self) -> None:
         """Print how many tokens the conversation uses, and the engine's numbers."""
         turns = sum(message["role"] == "user" for message in self.messages)
-        stats = {
-            "conversation": f"{turns} turn{'s' * (turns != 1)}, {self._used} of {self.limit} tokens",
-            **self.llm.engine.stats(),
-        }
-        shown = {
-            name: f"{value:.3g}" if isinstance(value, float) else str(value)
-            for name, value in stats.items()
-            if value != ""
-        }  # if the fastest kernels run, the reason is empty
-        print(side_by_side([list(shown), list(shown.values())], room()))
+        stats = {"conversation": f"{turns} turns, {self._used} of {self.limit} tokens", **self.llm.engine.stats()}
+        values = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in stats.values()]
+        print(side_by_side([list(stats), values], room()))
 
     def save(self, file: str) -> None:
         """Write the messages as JSON, for `LLM.chat`. ValueError or OSError if no FILE is given, or if it already exists
         and is not one that this chat has written."""
         if not file:
             raise ValueError("/save needs the name of a file: /save FILE")
-        path = _path(file)
-        if not path.parent.is_dir():
-            raise ValueError(f"{path}: there is no folder {path.parent}")
+        path = Path(os.path.expanduser(file))
         if path.exists() and path.resolve() not in self._saved:
             raise FileExistsError(f"{path}: already exists, so nothing was written; choose another name")
         path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         self._saved.add(path.resolve())
         print(styled(f"[saved: {path}]", "cyan"))
 
-    @property
-    def _system(self) -> str | None:
-        return next((message["content"] for message in self.messages if message["role"] == "system"), None)
+    def _bundled(self) -> list[str]:
+        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+
+        return [name for name in BUNDLED_ADAPTERS if name not in self.llm.adapters]
 
     @property
-    def _holder(self) -> str:
-        """What the conversation must fit into: the smaller one."""
-        config = self.llm.config
-        return "pool" if config.max_total_tokens < config.max_context_len else "context"
-
-    def _full(self, prompt_tokens: int) -> str:
-        """The error message for a prompt that leaves no room for an answer; it says what to do."""
-        config, most = self.llm.config, self.llm.model.config.max_position_embeddings
-        more = ""
-        if self._holder == "pool":
-            more = ". You can also restart the chat with a larger --max-total-tokens"
-        elif config.max_context_len < most:
-            more = f". You can also restart the chat with a larger --max-context-len, at most {most}"
-        return (
-            f"this conversation is full: your message was not sent, because with it there would be {prompt_tokens} tokens, "
-            f"and the {self._holder} holds {self.limit}. /save FILE saves the conversation, and /reset "
-            f"starts a new one{more}"
-        )
+    def _system(self) -> str:
+        found = (message["content"] for message in self.messages if message["role"] == "system")
+        return next(found, "there is no system message")

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from nanoinfer.cli.line_editor import read_text
 from nanoinfer.cli.options import (
-    ENGINE_OPTIONS,
-    GRAMMAR_OPTIONS,
-    N_OPTION,
-    SAMPLING_OPTIONS,
-    add_options,
+    GRAMMARS,
+    SAMPLING,
+    add_engine_options,
+    add_sampling_options,
     check_grammar,
-    check_tokenizer,
     load,
     sampling_params,
 )
@@ -26,9 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("prompt", nargs="+", help="text to continue; - reads the text from standard input")
     parser.set_defaults(run=run)
-    add_options(parser, "sampling", {**SAMPLING_OPTIONS, **N_OPTION})
-    add_options(parser, "what is allowed", GRAMMAR_OPTIONS)
-    add_options(parser, "engine", ENGINE_OPTIONS)
+    add_sampling_options(parser, (*SAMPLING, "n", *GRAMMARS))
+    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -38,8 +35,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("prompt -: given twice, but standard input can be read only once")
     prompts = [_standard_input() if prompt == "-" else prompt for prompt in args.prompt]
     params = sampling_params(args)
-    llm = load(args)
-    check_tokenizer(llm)
+    llm = load(args, needs_text=True)
     check_grammar(llm, args, params)
     adapters: list[str | None] = list(llm.adapters) or [None]
     prompts, each = [prompt for prompt in prompts for _ in adapters], adapters * len(prompts)
@@ -60,12 +56,9 @@ def run(args: argparse.Namespace) -> None:
             print(f"[{which}{text}]", file=sys.stderr)
 
 
-def note(
-    prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None", limit: str = "max_new_tokens"
-) -> str:
-    """How much of the prompt was cached, and whether the text was cut off, at which limit."""
-    cut = f", cut off at {limit}" if finish_reason == "length" else ""
-    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{cut}"
+def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
+    """How much of the prompt was cached, and whether a limit cut the text off."""
+    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{', cut off' * (finish_reason == 'length')}"
 
 
 def _standard_input() -> str:

@@ -1,8 +1,10 @@
-"""Reading standard input. In a terminal, lines can be edited and recalled, with prompt_toolkit or readline."""
+"""Reading standard input: whole, or line by line with Ctrl-C. In a terminal, lines can be edited and recalled."""
 
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 
 from nanoinfer.terminal import styled
 
@@ -24,25 +26,10 @@ def line_reader(prompt: str) -> Callable[[], str]:
     """
     if not sys.stdin.isatty():
         return input
-    if not sys.stdout.isatty():
-        return lambda: input(prompt)
-    try:
-        from prompt_toolkit import PromptSession
-        from prompt_toolkit.formatted_text import ANSI
-    except ImportError:
-        return _plain_reader(prompt)
-    session: PromptSession[str] = PromptSession(ANSI(styled(prompt, "bold")), enable_suspend=True)
-    return session.prompt
-
-
-def _plain_reader(prompt: str) -> Callable[[], str]:
-    before, after = "", ""
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits with it once it is loaded
-
-        before, after = "\001", "\002"  # around what takes no room on the line
     start, bold, end = styled(prompt, "bold").partition(prompt)
-    shown = f"{before}{start}{after}{bold}{before}{end}{after}" if start else prompt
+    shown = f"\001{start}\002{bold}\001{end}\002" if start else prompt  # what takes no room on the line
 
     def read() -> str:
         try:
@@ -52,3 +39,41 @@ def _plain_reader(prompt: str) -> Callable[[], str]:
             raise
 
     return read
+
+
+class CtrlC:
+    """While this is open (`with CtrlC() as ctrl_c`), Ctrl-C raises KeyboardInterrupt inside `ctrl_c.stops()`, once per
+    block, and does nothing elsewhere. A second Ctrl-C therefore does not interrupt the cleanup after an answer.
+
+    Like all signal handlers, it is for the main thread only. If Python does not handle SIGINT (the process ignores it),
+    nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self._armed = False
+
+    def __enter__(self) -> "CtrlC":
+        self._before = signal.getsignal(signal.SIGINT)
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+
+    @contextmanager
+    def stops(self) -> Iterator[None]:
+        """A block that Ctrl-C ends with KeyboardInterrupt."""
+        try:
+            self._armed = True
+            yield
+        finally:
+            self._armed = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt

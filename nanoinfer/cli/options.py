@@ -1,18 +1,23 @@
-"""The options that several commands share: those of the engine and those of sampling."""
+"""The options that several commands share: the fields of EngineConfig and of SamplingParams, and LLM's other arguments."""
 
 import argparse
 import atexit
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from nanoinfer.cli.ranks import world_size
+from nanoinfer.config import EngineConfig
 from nanoinfer.registry import REGISTRIES
-from nanoinfer.requests.default_numbers import DefaultFloat
 from nanoinfer.requests.keywords import ALIASES
+from nanoinfer.requests.sampling_params import Default, DefaultFloat, SamplingParams
 
 if TYPE_CHECKING:
-    from nanoinfer import LLM, SamplingParams
+    from nanoinfer import LLM
 
 
 def named_folder(text: str) -> tuple[str, str]:
@@ -23,293 +28,149 @@ def named_folder(text: str) -> tuple[str, str]:
     if text in BUNDLED_ADAPTERS:
         return text, text
     if not (name and equals and path):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: must be NAME=PATH, a name and the folder of an adapter, or a bundled one: "
-            f"{', '.join(BUNDLED_ADAPTERS)}"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=PATH, or one of {', '.join(BUNDLED_ADAPTERS)}")
     return name, path
 
 
-def true_or_false(text: str) -> bool:
-    """A switch that is on unless it is told otherwise."""
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be true or false")
-    return text.lower() == "true"
-
-
-def whole_or_none(text: str) -> int | None:
-    """A limit that can be taken away."""
-    if text.lower() == "none":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, or none") from None
-
-
-class HelpWithNames(argparse.HelpFormatter):
-    """Writes the built-in names of a registry for {names} in the help of its option."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.help is None or "{names}" not in action.help:
-            return action.help
-        (registry,) = (registry for registry in REGISTRIES if registry.option == action.dest)
-        *names, last = registry.built_in()
-        return action.help.replace("{names}", f"{', '.join(names)} or {last}")
-
-
-# Every option of LLM, the fields of EngineConfig among them. One without a default is not passed on unless it is given.
-OURS = argparse.SUPPRESS
-ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
-    "dtype": {"help": "float32, bfloat16 or float16 (default: as in the checkpoint)"},
-    "device": {"default": "cpu", "help": "cpu, cuda, npu or auto (default: cpu)"},
-    "max_total_tokens": {"type": int, "help": "slots for K/V (default: as memory allows)"},
-    "kv_memory_share": {
-        "type": float,
-        "help": "share of the memory that K/V may take, without --max-total-tokens (default: 0.25, of an accelerator's "
-        "free memory 0.5)",
-    },
-    "kv_cache_dtype": {"help": "how K/V is kept: {names} (default: as the model computes it)"},
-    "host_cache_tokens": {
-        "type": int,
-        "metavar": "N",
-        "help": "keep the K/V of so many tokens in host memory when it leaves the pool (default: none)",
-    },
-    "cache_dir": {
-        "metavar": "FOLDER",
-        "help": "keep K/V in files there, for later runs with the same model (default: none)",
-    },
-    "cache_dir_max_bytes": {
-        "type": int,
-        "metavar": "N",
-        "help": "most bytes that the files in --cache-dir may take up (default: no limit)",
-    },
-    "max_running_requests": {
-        "type": int,
-        "default": 32,
-        "help": "most requests that hold K/V at the same time (default: 32)",
-    },
-    "max_context_len": {
-        "type": int,
-        "help": "most tokens of a request, prompt and output (default: the model's limit)",
-    },
-    "page_size": {"type": int, "default": 1, "help": "slots per page of K/V (default: 1)"},
-    "chunked_prefill_size": {
-        "type": whole_or_none,
-        "default": OURS,
-        "metavar": "N",
-        "help": "most prompt tokens between two decode passes, or none (default: 2048)",
-    },
-    "max_prefill_tokens": {
-        "type": int,
-        "default": OURS,
-        "metavar": "N",
-        "help": "most prompt tokens of one pass (default: 4096)",
-    },
-    "max_queue": {"type": int, "metavar": "N", "help": "most requests that wait (default: no limit; serve: 256)"},
-    "schedule_policy": {"default": "lpm", "help": "{names} (default: lpm)"},
-    "policy_window": {
-        "type": int,
-        "default": OURS,
-        "metavar": "N",
-        "help": "how many waiting requests the policy orders (default: 128)",
-    },
-    "max_overtakes": {
-        "type": int,
-        "default": OURS,
-        "metavar": "N",
-        "help": "how many later requests may overtake one (default: 64)",
-    },
-    "schedule_conservativeness": {
-        "type": float,
-        "default": OURS,
-        "metavar": "X",
-        "help": "how much is set aside for tokens that requests may still produce (default: 1.0)",
-    },
-    "eviction_policy": {"default": OURS, "metavar": "NAME", "help": "{names} (default: lru)"},
-    "disable_radix_cache": {"action": "store_true", "help": "compute every prompt from its first token"},
-    "attention_backend": {
-        "default": "auto",
-        "help": "{names}; auto takes the fastest available (default: auto)",
-    },
-    "capture": {
-        "type": lambda text: {"true": True, "false": False}.get(text.lower(), text),
-        "default": "auto",
-        "help": "true, false or auto: record decode passes, and replay them without Python between layers (default: auto)",
-    },
-    "num_scheduler_steps": {
-        "type": int,
-        "default": 1,
-        "help": "decode passes between two visits to the scheduler; text then arrives in pieces of so many tokens "
-        "(default: 1)",
-    },
-    "drafter": {
-        "action": "append",
-        "metavar": "NAME",
-        "help": "{names}: propose several tokens for one pass to check; the text is the same; may be given several times: "
-        "tried in this order",
-    },
-    "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
-    "num_draft_tokens": {"type": int, "default": 3, "help": "most drafts of a request in one pass (default: 3)"},
-    "adaptive_drafts": {
-        "type": true_or_false,
-        "default": OURS,
-        "metavar": "BOOL",
-        "help": "true or false: draft only where it is expected to save time (default: true)",
-    },
-    "random_seed": {
-        "type": int,
-        "metavar": "N",
-        "help": "makes requests without a seed of their own repeatable (default: drawn anew)",
-    },
-    "kernels": {"default": "auto", "help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
-    "quantization": {"help": "{names}: fewer bits per weight of linear layers (default: as in the checkpoint)"},
+LLM_OPTIONS: dict[str, dict[str, Any]] = {
+    "dtype": {"help": "float32, bfloat16 or float16 (default: the checkpoint's)"},
+    "device": {"help": "cpu, cuda, npu or auto (default: cpu)"},
+    "kv_memory_share": {"type": float, "help": "share of the memory that K/V may take, without --max-total-tokens"},
+    "kernels": {"help": "cpp, onednn, torch, or auto for the fastest available (default: auto)"},
+    "quantization": {"help": "bits per weight of linear layers (default: as in the checkpoint)"},
     "adapters": {
-        "flag": "--adapter",
         "action": "append",
         "type": named_folder,
         "metavar": "NAME=PATH",
-        "help": "load and use a LoRA adapter: a folder or a bundled name (rhymes, sea), which needs no NAME=; may be given "
-        "several times: generate then completes each prompt with each, and chat begins with the first",
+        "help": "a LoRA adapter, or the name of a bundled one; may be given several times: generate completes each prompt "
+        "with each, chat begins with the first",
     },
-    "max_adapters_on_device": {
-        "type": int,
-        "default": 16,
-        "help": "adapters that can be computed with at the same time (default: 16)",
-    },
-    "generation_config": {
-        "default": "auto",
-        "help": "auto or none: whether generation_config.json gives requests their temperature, top_p, top_k, min_p and "
-        "repetition_penalty where they have none (default: auto)",
-    },
-    "tensor_parallel_size": {
-        "type": int,
-        "help": "split the model over so many processes (default: as many as torchrun has started, or 1)",
-    },
+    "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
+    "generation_config": {"help": "auto or none: whether the checkpoint's sampling defaults count (default: auto)"},
+    "tensor_parallel_size": {"type": int, "help": "split the model over so many processes (default: torchrun's, or 1)"},
 }
-SAMPLING_OPTIONS: dict[str, dict[str, Any]] = {
-    "max_new_tokens": {"type": int, "default": 128, "help": "generate at most this many tokens (default: 128)"},
-    "temperature": {
-        "type": float,
-        "default": DefaultFloat(0.7),
-        "help": "0 always takes the likeliest token (default: the checkpoint's, or 0.7)",
-    },
-    "top_p": {"type": float, "default": OURS, "help": "nucleus sampling (default: the checkpoint's, or 1.0, off)"},
-    "top_k": {
-        "type": int,
-        "default": OURS,
-        "help": "sample from the k likeliest tokens (default: the checkpoint's, or -1, off)",
-    },
-    "min_p": {
-        "type": float,
-        "default": OURS,
-        "help": "drop tokens less probable than this share of the likeliest one (default: the checkpoint's, or 0, off)",
-    },
-    "presence_penalty": {
-        "type": float,
-        "default": 0.0,
-        "help": "subtracted from the logits of tokens that are in the output (default: 0, off)",
-    },
-    "frequency_penalty": {
-        "type": float,
-        "default": 0.0,
-        "help": "subtracted from a token's logit for each time that the token is in the output (default: 0, off)",
-    },
-    "repetition_penalty": {
-        "type": float,
-        "default": OURS,
-        "help": "divides the logits of tokens that are in the prompt or the output (default: the checkpoint's, or 1)",
-    },
-    "seed": {"type": int, "help": "the same seed gives the same text"},
-    "stop": {"action": "append", "default": [], "help": "stop when this text appears; may be given several times"},
-}
-GRAMMAR_OPTIONS: dict[str, dict[str, Any]] = {
-    "json_schema": {"metavar": "FILE", "help": "only JSON that the schema in this file allows"},
-    "regex": {"metavar": "PATTERN", "help": "only text that this regular expression matches"},
-    "grammar": {"metavar": "FILE", "help": "only text that the Lark grammar in this file allows"},
-    "choice": {"action": "append", "metavar": "TEXT", "help": "only one of these texts; give it several times"},
-}
-N_OPTION: dict[str, dict[str, Any]] = {
-    "n": {"type": int, "default": 1, "help": "completions per prompt (default: 1)"},
-}
-
-FROM_FILES = ("json_schema", "grammar")  # those of GRAMMAR_OPTIONS that are read from a file
+ENGINE = [*LLM_OPTIONS, *(field.name for field in fields(EngineConfig))]
+SAMPLING = (
+    *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "seed", "stop"),
+)
+GRAMMARS = ("json_schema", "regex", "grammar", "choice")
+FROM_FILES = ("json_schema", "grammar")  # those of GRAMMARS whose option names a file
+TEMPERATURE = DefaultFloat(0.7)
 
 
-def add_options(
-    parser: argparse.ArgumentParser, title: str, options: dict[str, dict[str, Any]], but: Sequence[str] = ()
-) -> None:
-    """Add a group of options under `title`, without those in `but`. The engine's group begins with `--model`. Names from
-    vLLM and SGLang are options, too, unless the command has another one of this name; `--help` does not list them."""
-    group = parser.add_argument_group(title)
-    if title == "engine" and "model" not in but:
-        group.add_argument(
-            "--model", default="story", help="bundled name, checkpoint directory or Hub name (default: story)"
-        )
-    for name, settings in options.items():
+def add_engine_options(parser: argparse.ArgumentParser, but: Sequence[str] = ()) -> None:
+    """Options for LLM, all but those in `but`: its model and what `llm_options` reads."""
+    group = parser.add_argument_group("engine")
+    if "model" not in but:
+        group.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name (story)")
+    for name, settings in (LLM_OPTIONS | _settings(EngineConfig)).items():
         if name not in but:
-            flag = settings.get("flag", f"--{name.replace('_', '-')}")
-            options_of_it = {key: value for key, value in settings.items() if key != "flag"}
-            group.add_argument(flag, dest=name, **options_of_it)
-            hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": name}
-            for other in other_flags(name, parser):
-                group.add_argument(other, **{**options_of_it, **hidden})
+            _add(group, name, settings)
 
 
-def other_flags(name: str, parser: argparse.ArgumentParser) -> list[str]:
-    """What other engines call the option `name`, as flags that `parser` does not have. `--seed` is always a request's."""
-    flags = [f"--{other.replace('_', '-')}" for other, ours in ALIASES.items() if ours == name]
-    return [flag for flag in flags if flag not in (*parser._option_string_actions, "--seed")]
+def add_sampling_options(parser: argparse.ArgumentParser, names: Iterable[str] = SAMPLING) -> None:
+    """Options for these fields of SamplingParams, which `sampling_params` reads."""
+    group = parser.add_argument_group("sampling")
+    for name in names:
+        _add(group, name, _settings(SamplingParams)[name])
+    parser.set_defaults(temperature=TEMPERATURE)
 
 
-def load(args: argparse.Namespace, **more: Any) -> "LLM":
-    """The model that the options name; `more` arguments of LLM that are no options of all commands. With a `cache_dir`, it
-    is shut down when Python exits, which saves its cache."""
+def _add(group: Any, name: str, settings: dict[str, Any]) -> None:
+    """Add an option under our name and those of other engines. Without it, the namespace has no such attribute.
+
+    `--seed` is always a request's.
+    """
+    names = ["adapter" if name == "adapters" else name]
+    names += [theirs for theirs, ours in ALIASES.items() if ours == name and theirs != "seed"]
+    flags = [f"--{each.replace('_', '-')}" for each in names]
+    alternatives = _alternatives().get(name)
+    about = settings["help"] + (f": {', '.join(alternatives)}" if alternatives else "")
+    if settings.get("action") != "store_true":
+        settings = {"metavar": "FILE" if name in FROM_FILES else "X", **settings}
+    group.add_argument(*flags, dest=name, **{**settings, "default": argparse.SUPPRESS, "help": about})
+
+
+@cache
+def _settings(owner: type) -> dict[str, dict[str, Any]]:
+    """What argparse needs for the fields of a dataclass: their types, and what its docstring says about them, in a list or
+    in the last column of a table, up to the first full stop."""
+    text = owner.__doc__ or ""
+    about = dict(re.findall(r"^ *- `(\w+)`: (.+?)\.\s", text, re.MULTILINE | re.DOTALL))
+    about |= dict(re.findall(r"^ *\| `(\w+)` \|.*\| (.+) \|$", text, re.MULTILINE))
+    settings = {}
+    for field in fields(owner):
+        default = "" if field.default in (MISSING, None, ()) else field.default
+        default = TEMPERATURE if field.name == "temperature" else default
+        shown = f" (default: {'the checkpoint, or ' * isinstance(default, Default)}{default})" if default != "" else ""
+        kinds = get_args(field.type) or (field.type,)
+        kind: dict[str, Any] = {"type": _reader(kinds)}
+        if any(get_origin(each) in (tuple, Sequence) for each in kinds):
+            kind = {"action": "append"}
+        elif field.default is False:
+            kind, shown = {"action": "store_true"}, ""
+        settings[field.name] = {**kind, "help": " ".join(about.get(field.name, "").split()).replace("%", "%%") + shown}
+    return settings
+
+
+def _reader(kinds: Sequence[Any]) -> Any:
+    """A function from the text of an option to its value, which has one of these types."""
+    words: dict[str, bool | None] = {"true": True, "false": False} if bool in kinds else {}
+    words |= {"none": None} if NoneType in kinds and str not in kinds else {}
+    convert: Any = next((kind for kind in (int, float) if kind in kinds), str)
+
+    def read(text: str) -> Any:
+        return words[text.lower()] if text.lower() in words else convert(text)
+
+    read.__name__ = convert.__name__  # argparse names it where it fails
+    return read
+
+
+@cache
+def _alternatives() -> dict[str, list[str]]:
+    """Option → the names of its registry."""
+    return {registry.option: registry.built_in() for registry in REGISTRIES}
+
+
+def load(args: argparse.Namespace, needs_text: bool = False, **more: Any) -> "LLM":
+    """The model that the options name, with `more` arguments of LLM. With a `cache_dir`, it is shut down when Python exits,
+    which saves its cache.
+
+    `needs_text`: ValueError if it has no tokenizer files, because the command's prompts are text.
+    """
     from nanoinfer import LLM
 
     llm = LLM(args.model, **llm_options(args), **more)
     if llm.config.cache_dir is not None:
         atexit.register(llm.shutdown)
+    if needs_text and llm.tokenizer is None:
+        raise ValueError(f"{llm.model.path}: has no tokenizer files, but this command's prompts are text")
     return llm
 
 
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments, all but the model, that the options stand for."""
-    options = _pick(args, ENGINE_OPTIONS)
-    named = options.pop("adapters", None) or []
-    if len(dict(named)) < len(named):
-        raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in named)}")
-    options["drafter"] = tuple(options.pop("drafter", None) or ()) or None
-    if options.get("tensor_parallel_size") is None:
-        options["tensor_parallel_size"] = world_size() or 1
-    options["adapters"] = dict(named)
+    options = _given(args, ENGINE)
+    if len(named := dict(options.get("adapters", ()))) < len(options.get("adapters", ())):
+        raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in options['adapters'])}")
+    options |= {"adapters": named, "drafter": tuple(options.get("drafter", ())) or None}
+    options.setdefault("tensor_parallel_size", world_size() or 1)
     return options
 
 
-def check_tokenizer(llm: "LLM") -> None:
-    """ValueError if the model has no tokenizer files, because a command's prompts are text."""
-    if llm.tokenizer is None:
-        raise ValueError(
-            f"{llm.model.path}: no tokenizer files there, but this command's prompts are text; put tokenizer.json in that "
-            "folder"
-        )
-
-
-def sampling_params(args: argparse.Namespace) -> "SamplingParams":
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The SamplingParams that the options ask for."""
-    from nanoinfer import SamplingParams
-
-    grammar = _pick(args, GRAMMAR_OPTIONS)
-    for name in FROM_FILES:
-        if grammar.get(name) is not None:
-            try:
-                grammar[name] = Path(grammar[name]).expanduser().read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{_grammar_option(args, name)}: is not UTF-8 text: {error}") from error
-    return SamplingParams(**_pick(args, {**SAMPLING_OPTIONS, **N_OPTION}), **grammar)
+    given = _given(args, (field.name for field in fields(SamplingParams)))
+    for name in [name for name in FROM_FILES if name in given]:
+        try:
+            given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{_grammar_option(args, name)}: is not UTF-8 text: {error}") from error
+    return SamplingParams(**given)
 
 
-def check_grammar(llm: "LLM", args: argparse.Namespace, params: "SamplingParams") -> None:
+def check_grammar(llm: "LLM", args: argparse.Namespace, params: SamplingParams) -> None:
     """ValueError naming the option, and its file if it has one, if its grammar cannot be compiled. Otherwise it is now."""
     try:
         llm.engine.grammars.prepare(params)
@@ -319,9 +180,9 @@ def check_grammar(llm: "LLM", args: argparse.Namespace, params: "SamplingParams"
 
 
 def _grammar_option(args: argparse.Namespace, name: str) -> str:
-    """An option of GRAMMAR_OPTIONS as it was given, such as `--json-schema FILE`."""
+    """An option of GRAMMARS as it was given, such as `--json-schema FILE`."""
     return f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
 
 
-def _pick(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in options if hasattr(args, name)}
+def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}

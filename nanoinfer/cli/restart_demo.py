@@ -3,6 +3,7 @@
 The processes are real: each is this file, run with a job in JSON, and prints what it has found out in JSON.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nanoinfer.cli.demo import OPENING, ROUNDS
+from nanoinfer.cli.options import llm_options
+from nanoinfer.cli.prefix_demo import OPENING, ROUNDS
 from nanoinfer.terminal import filled, room, shortened, side_by_side, styled
 
 QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
@@ -23,10 +25,10 @@ PATIENCE_S = 60.0  # the demo shows what comes from files, however slow the disk
 Message = dict[str, str]
 
 
-def run_restart_demo(model: str, options: Mapping[str, Any]) -> bool:
-    """Chat in one process, and continue the chat in two others, one with the files of the first and one without. `options`:
-    LLM's. Returns whether the answers of these two are equal. ValueError for what LLM refuses.
-    """
+def run(args: argparse.Namespace) -> int:
+    """Chat in one process, and continue the chat in two others, one with the files of the first and one without. The exit
+    code is 1 if the answers of these two differ."""
+    model, options = args.model, llm_options(args)
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(options.get("cache_dir") or Path(temporary, "kv"))
         without = {name: value for name, value in options.items() if not name.startswith("cache_dir")}
@@ -48,7 +50,7 @@ def run_restart_demo(model: str, options: Mapping[str, Any]) -> bool:
     same = len(set(answers)) == 1
     verdict = styled("equal", "green") if same else styled("DIFFERENT", "red")
     print(f"\nThe last answer with and without files: {verdict}")
-    return same
+    return 0 if same else 1
 
 
 def _columns(before: Sequence[Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

@@ -5,8 +5,9 @@ import gc
 import logging
 import os
 import sys
+from typing import Any
 
-from nanoinfer.cli.options import ENGINE_OPTIONS, add_options, load
+from nanoinfer.cli.options import add_engine_options, load
 from nanoinfer.cli.serve_cluster import add_cluster_options, check_cluster_options, serve_cluster
 
 MAX_QUEUE = 256
@@ -15,69 +16,38 @@ MAX_QUEUE = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
-        "Serves a model with OpenAI's protocol: /v1/models, /v1/completions, /v1/chat/completions, and more (see "
-        "nanoinfer/README.md). Ctrl-C or SIGTERM: requests that are being served are finished first."
+        "Serves a model with OpenAI's protocol (see nanoinfer/README.md). Ctrl-C or SIGTERM: requests that are being "
+        "served are finished first."
     )
     parser.add_argument(
-        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (default: story)"
+        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (story)"
     )
     parser.add_argument("--model", help="the same as MODEL")
-    parser.set_defaults(run=run, begin=begin)
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)"
-    )
-    group.add_argument("--port", type=int, default=8000, help="0 takes a free one, which is printed (default: 8000)")
-    group.add_argument(
-        "--served-model-name", metavar="NAME", help="the model's id in requests (default: MODEL as typed)"
-    )
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="requests need this key; may be given several times. Other users of this machine can read it: better use the "
-        "environment variable NANOINFER_API_KEY (keys separated by commas), or --api-key-file",
-    )
-    group.add_argument("--api-key-file", metavar="FILE", help="requests need one of the keys in it, one per line")
-    group.add_argument(
-        "--allowed-host", action="append", default=[], metavar="HOST", help="a name by which browsers may reach it"
-    )
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="pages from there may use it (default: none)",
-    )
-    group.add_argument(
-        "--adapter-root", metavar="FOLDER", help="adapters in it can be loaded over HTTP (default: none)"
-    )
-    group.add_argument(
-        "--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)"
-    )
-    group.add_argument(
+    add: Any = group.add_argument
+    several: Any = {"action": "append", "default": []}
+    add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
+    add("--port", type=int, default=8000, help="0 takes a free one, which is printed (default: 8000)")
+    add("--served-model-name", metavar="NAME", help="the model's id in requests (default: MODEL as typed)")
+    add("--api-key", **several, metavar="KEY", help="requests need one (better: in NANOINFER_API_KEY, or a file)")
+    add("--api-key-file", metavar="FILE", help="requests need one of the keys in it, one per line")
+    add("--allowed-host", **several, metavar="HOST", help="a name by which browsers may reach it")
+    add("--cors-origin", **several, metavar="ORIGIN", help="pages from there may use it (default: none)")
+    add("--adapter-root", metavar="FOLDER", help="adapters in it can be loaded over HTTP (default: none)")
+    add("--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)")
+    add(
         "--drain-timeout",
         type=float,
         default=30.0,
         metavar="S",
         help="seconds to finish requests at the end (default: 30)",
     )
-    group.add_argument("--max-connections", type=int, metavar="N", help="most open connections (default: 4096)")
-    group.add_argument(
-        "--show-prompts",
-        action="store_true",
-        help="the log has prompts, and the live page shows everybody's (a classroom)",
-    )
-    group.add_argument(
-        "--event-block-size",
-        type=int,
-        metavar="N",
-        help="/block_events tells routers what the tree holds, in blocks of N tokens (default: no such route)",
-    )
+    add("--max-connections", type=int, default=4096, metavar="N", help="most open connections (default: 4096)")
+    add("--show-prompts", action="store_true", help="the log has prompts, and the live page shows everybody's")
+    add("--event-block-size", type=int, metavar="N", help="/block_events tells what the tree holds, in such blocks")
     add_cluster_options(parser)
-    add_options(parser, "engine", ENGINE_OPTIONS, but=("model",))
-    parser.set_defaults(max_queue=MAX_QUEUE)
+    add_engine_options(parser, but=("model",))
+    parser.set_defaults(run=run, begin=begin, max_queue=MAX_QUEUE)
 
 
 def begin(args: argparse.Namespace) -> None:
@@ -113,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         served_model_name=args.served_model_name or args.model,
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
-        **({} if args.max_connections is None else {"max_connections": args.max_connections}),
+        max_connections=args.max_connections,
     )
     check_cluster_options(args)
     raise_open_files_limit()

@@ -21,26 +21,22 @@ NEED_REPLICAS = ("ray_address", "max_replicas", "policy", "costs", "threads")
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """The options for several replicas."""
-    group = parser.add_argument_group("cluster (pip install nanoinfer[cluster])")
-    group.add_argument(
-        "--replicas", type=int, metavar="N", help="serve with N engines, each in its own process, on Ray"
-    )
-    group.add_argument(
+    add = parser.add_argument_group("cluster (pip install nanoinfer[cluster])").add_argument
+    add("--replicas", type=int, metavar="N", help="serve with N engines, each in its own process, on Ray")
+    add(
         "--ray-address",
         metavar="ADDRESS",
-        help="local starts a Ray on this machine, auto or an address joins one (default: local)",
+        help="local starts a Ray here, auto or an address joins one (default: local)",
     )
-    group.add_argument(
+    add(
         "--max-replicas",
         type=int,
         metavar="N",
         help="start more, up to N, while many prompt tokens wait (default: none)",
     )
-    group.add_argument("--policy", choices=POLICIES, help="which replica gets a request (default: prefix)")
-    group.add_argument(
-        "--costs", metavar="FILE", help="what passes cost, for prefix, as PassCosts.save writes it (default: measured)"
-    )
-    group.add_argument("--threads", type=int, metavar="N", help="threads of a replica (default: 1)")
+    add("--policy", choices=POLICIES, help="which replica gets a request (default: prefix)")
+    add("--costs", metavar="FILE", help="what passes cost, as PassCosts.save writes it (default: measured)")
+    add("--threads", type=int, metavar="N", help="threads of a replica (default: 1)")
 
 
 def check_cluster_options(args: argparse.Namespace) -> None:

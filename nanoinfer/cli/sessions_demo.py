@@ -1,6 +1,8 @@
 """`python -m nanoinfer demo sessions`: the first engine of the notebooks decodes three requests side by side."""
 
-from nanoinfer.frontends.llm import LLM
+import argparse
+
+from nanoinfer.cli.options import load
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from nanoinfer.terminal import styled
@@ -9,14 +11,9 @@ PROMPTS = ("Once upon a time, there was a fox", "One day, a little", "In the for
 MAX_NEW_TOKENS = 48
 
 
-def run_sessions_demo(llm: LLM) -> None:
-    """Serve the prompts greedily with an OfflineScheduler, and print the texts with an empty line between them.
-
-    ValueError if the model has no tokenizer.
-    """
-    if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
-    scheduler = OfflineScheduler(InferenceEngine(llm.model))
+def run(args: argparse.Namespace) -> None:
+    """Serve the prompts greedily with an OfflineScheduler, and print the texts with an empty line between them."""
+    scheduler = OfflineScheduler(InferenceEngine(load(args, needs_text=True).model))
     for prompt in PROMPTS:
         scheduler.add_request(prompt, MAX_NEW_TOKENS, do_sample=False)
     texts = [f"{styled(f'### request {i}', 'bold')}\n{text.rstrip()}" for i, text in scheduler.run().items()]

@@ -10,59 +10,52 @@ if TYPE_CHECKING:
     from nanoinfer.cluster.simulate.results import Results
     from nanoinfer.config import EngineConfig
 
-WHAT = ("validate", "sweep", "levels", "routers", "calibrate", "show")
+WHAT = {
+    "policies": "each policy once",
+    "validate": "compare with real replicas in processes",
+    "sweep": "from 1 to 1,000 replicas",
+    "levels": "the engine's scheduler and tree against the block-level model",
+    "routers": "how fast one is, and what several cost",
+    "calibrate": "measure a model's passes, for --costs",
+    "show": "tables and a picture of a file of --out",
+}
+NEED_OUT = {"show": "the results to show", "calibrate": "where to write the costs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
-        "Simulates replicas of an engine behind a router: hits, times to the first token and throughput of "
-        "each policy. The "
-        "replicas are the engine's own scheduler, radix tree and pools (up to 32 of them); only the model's passes are "
-        "replaced by what they cost."
+        "Simulates replicas of an engine behind a router: hits, times to the first token and throughput of each policy. "
+        "The replicas are the engine's own scheduler, radix tree and pools (up to 32 of them); only the model's passes "
+        "are replaced by what they cost."
     )
-    parser.add_argument(
-        "what",
-        nargs="?",
-        choices=WHAT,
-        help="validate: compare with real replicas in processes; sweep: from 1 to 1,000 replicas; levels: the engine's "
-        "scheduler and tree against the block-level model; routers: how fast one is, and what several cost; calibrate: "
-        "measure a model's passes, for --costs; show: tables and a picture of a file of --out (default: simulate once)",
-    )
-    parser.add_argument("--replicas", type=int, nargs="+", metavar="N", help="how many (default: 4; sweep: 1 ... 1000)")
-    parser.add_argument(
-        "--policy", nargs="+", metavar="NAME", help="round-robin, least-loaded, prefix-hash, prefix (default: all)"
-    )
-    parser.add_argument("--trace", default="chat", help="the traffic; --trace help lists all (default: chat)")
-    parser.add_argument(
-        "--rate", type=float, metavar="R", help="requests per second and replica (default: 16.7, 1,000 users each)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, help="of simulated time (default: 30; sweep: 24; validate: 30 of real)"
-    )
-    parser.add_argument(
-        "--warm-up", type=float, metavar="S", help="seconds that only fill caches (default: two thirds)"
-    )
-    parser.add_argument(
-        "--costs",
-        default="h100-llama-8b",
-        help="h100-llama-8b, h200-llama-8b (published figures), or a file that `simulate calibrate` wrote",
-    )
-    parser.add_argument("--slots", type=int, help="tokens of K/V per replica (default: by --costs, else 100,000)")
-    parser.add_argument("--level", choices=("exact", "blocks"), help="default: exact up to 32 replicas")
-    parser.add_argument("--routers", type=int, default=1, help="routers side by side (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
-    parser.add_argument("--processes", type=int, default=1, help="run so many simulations at a time (default: 1)")
-    parser.add_argument("--model", default="story", help="for calibrate (default: story)")
-    parser.add_argument("--out", type=os.path.expanduser, metavar="FILE.json", help="write the results, after each run")
-    parser.add_argument("--resume", action="store_true", help="continue the run that wrote the file of --out")
-    parser.add_argument("--figure", type=os.path.expanduser, metavar="FILE.png", help="also draw the results")
+    add = parser.add_argument
+    about = "; ".join(f"{what}: {meaning}" for what, meaning in WHAT.items())
+    add("what", nargs="?", choices=WHAT, default="policies", help=f"{about} (default: policies)")
+    add("--replicas", type=int, nargs="+", metavar="N", help="how many (default: 4; sweep: 1 ... 1000)")
+    add("--policy", nargs="+", metavar="NAME", help="round-robin, least-loaded, prefix-hash, prefix (default: all)")
+    add("--trace", default="chat", help="the traffic; --trace help lists all (default: chat)")
+    add("--rate", type=float, metavar="R", help="requests per second and replica (default: 16.7, 1,000 users each)")
+    add("--seconds", type=float, help="of simulated time (default: 30; sweep: 24; validate: 30 of real)")
+    add("--warm-up", type=float, metavar="S", help="seconds that only fill caches (default: two thirds)")
+    costs = "h100-llama-8b, h200-llama-8b (published figures), or a file that `simulate calibrate` wrote"
+    add("--costs", default="h100-llama-8b", help=costs)
+    add("--slots", type=int, help="tokens of K/V per replica (default: by --costs, else 100,000)")
+    add("--level", choices=("exact", "blocks"), help="default: exact up to 32 replicas")
+    add("--routers", type=int, default=1, help="routers side by side (default: 1)")
+    add("--seed", type=int, default=0, help="of the traffic (default: 0)")
+    add("--processes", type=int, default=1, help="run so many simulations at a time (default: 1)")
+    add("--model", default="story", help="for calibrate (default: story)")
+    add("--out", type=os.path.expanduser, metavar="FILE.json", help="write the results, after each run")
+    add("--resume", action="store_true", help="continue the run that wrote the file of --out")
+    add("--figure", type=os.path.expanduser, metavar="FILE.png", help="also draw the results")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print tables, write and draw. The exit code of `validate` is 1 if a figure is more than 15 % off."""
     from nanoinfer.cluster.simulate.results import Results, read_results
+    from nanoinfer.cluster.simulate.sweep import USER_EVERY_S, USERS_PER_REPLICA
     from nanoinfer.cluster.simulate.table import table
     from nanoinfer.cluster.simulate.traces import TRACES
 
@@ -73,6 +66,12 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.what == "calibrate":
         return _calibrate(args)
+    if args.seconds is None:
+        args.seconds = 24.0 if args.what == "sweep" else 30.0
+    if args.warm_up is None:
+        args.warm_up = args.seconds * 2 / 3
+    if args.rate is None:
+        args.rate = USERS_PER_REPLICA / USER_EVERY_S
     if args.what == "show":
         content = read_results(args.out)
     else:
@@ -93,12 +92,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """ValueError for what cannot be, before anything is computed."""
-    if args.resume and not args.out:
-        raise ValueError("--resume: needs --out FILE, the results to continue")
-    if args.what == "show" and not args.out:
-        raise ValueError("show: needs --out FILE, the results to show")
-    if args.what == "calibrate" and not args.out:
-        raise ValueError("calibrate: needs --out FILE, where to write the costs")
+    needed = "the results to continue" if args.resume else NEED_OUT.get(args.what)
+    if needed and not args.out:
+        raise ValueError(f"{'--resume' if args.resume else args.what}: needs --out FILE, {needed}")
     if args.processes < 1:
         raise ValueError(f"--processes {args.processes}: must be at least 1")
     for path in (args.out, args.figure):
@@ -121,16 +117,16 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the runs of a file of results have in common."""
     if args.what == "validate":
-        return {"kind": "validate", "seconds": _seconds(args)}
+        return {"kind": "validate", "seconds": args.seconds}
     from dataclasses import asdict
 
     costs, config = _costs(args)
     return {
-        "kind": args.what or "policies",
+        "kind": args.what,
         "trace": args.trace,
-        "rate": _rate(args),
-        "seconds": _seconds(args),
-        "warm_up": _warm_up(args),
+        "rate": args.rate,
+        "seconds": args.seconds,
+        "warm_up": args.warm_up,
         "seed": args.seed,
         "slots": config.max_total_tokens,
         "costs": asdict(costs),
@@ -146,15 +142,15 @@ def _runs(args: argparse.Namespace, results: "Results") -> None:
     from nanoinfer.cluster.simulate.policy_router import POLICIES
 
     costs, config = _costs(args)
-    common = (costs, config, args.trace, _seconds(args), _warm_up(args))
+    common = (costs, config, args.trace, args.seconds, args.warm_up)
     policies = args.policy or list(POLICIES)
     if args.what == "sweep":
-        jobs = sweep.jobs_by_size(args.replicas or sweep.SIZES, *common, policies, _rate(args))
+        jobs = sweep.jobs_by_size(args.replicas or sweep.SIZES, *common, policies, args.rate)
     elif args.what == "levels":
         sizes = args.replicas or [MOST_EXACT]
-        jobs = [job for size in sizes for job in sweep.jobs_at_both_levels(size, *common, _rate(args))]
+        jobs = [job for size in sizes for job in sweep.jobs_at_both_levels(size, *common, args.rate)]
     elif args.what == "routers":
-        jobs = sweep.jobs_by_routers((args.replicas or [64])[0], *common, _rate(args))
+        jobs = sweep.jobs_by_routers((args.replicas or [64])[0], *common, args.rate)
         _speeds(costs, results)
     else:
         jobs = [
@@ -170,9 +166,9 @@ def _runs(args: argparse.Namespace, results: "Results") -> None:
                     seed=args.seed,
                 ),
                 args.trace,
-                _rate(args),
-                _seconds(args),
-                _warm_up(args),
+                args.rate,
+                args.seconds,
+                args.warm_up,
             )
             for size in args.replicas or [4]
             for policy in policies
@@ -204,7 +200,7 @@ def _speeds(costs: "PassCosts", results: "Results") -> None:
 def _validate(args: argparse.Namespace, results: "Results") -> None:
     from nanoinfer.cluster.simulate.validate import compare, standard_cases
 
-    for case in standard_cases(_seconds(args)):
+    for case in standard_cases(args.seconds):
         found = results.once(case.name, lambda case=case: compare(case).as_dict())  # type: ignore[misc]
         ratios = ", ".join(f"{name} {100 * (ratio - 1):+.0f} %" for name, ratio in found["ratios"].items())
         print(f"{case.name}: {ratios}", flush=True)
@@ -223,18 +219,3 @@ def _costs(args: argparse.Namespace) -> "tuple[PassCosts, EngineConfig]":
         costs = PassCosts.load(args.costs)
     config = replica_config(slots or 100_000)
     return costs, config
-
-
-def _rate(args: argparse.Namespace) -> float:
-    from nanoinfer.cluster.simulate.sweep import USER_EVERY_S, USERS_PER_REPLICA
-
-    return USERS_PER_REPLICA / USER_EVERY_S if args.rate is None else args.rate
-
-
-def _seconds(args: argparse.Namespace) -> float:
-    default = {"validate": 30.0, "sweep": 24.0}.get(args.what, 30.0)
-    return default if args.seconds is None else args.seconds
-
-
-def _warm_up(args: argparse.Namespace) -> float:
-    return _seconds(args) * 2 / 3 if args.warm_up is None else args.warm_up

@@ -11,9 +11,8 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import AdapterError, InvalidRequestError
 from nanoinfer.grammars.compiler import Grammars, NewMatcher
-from nanoinfer.requests.continuation import replay
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.request_builder import RequestBuilder
+from nanoinfer.requests.request_builder import RequestBuilder, replay
 from nanoinfer.requests.request_group import RequestGroup
 
 

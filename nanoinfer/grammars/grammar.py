@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 
 MAX_LENGTH = 200_000  # characters of a grammar of any kind
 

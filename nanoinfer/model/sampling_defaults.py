@@ -5,8 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.requests.default_numbers import Default
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.tokenizer_files import read_object
 
 NAMES = [field.name for field in fields(SamplingParams) if isinstance(field.default, Default)]

@@ -80,7 +80,7 @@ class Req:
         self.drafts = 0  # how many of its tokens are drafts: only an Ahead has any
         self.drafted_tokens = self.accepted_tokens = 0  # drafts that passes have checked, and those that were right
         self.text = ""
-        self.given_chars = self.given_tokens = 0  # how much of its output it arrived with (see continuation.py)
+        self.given_chars = self.given_tokens = 0  # how much of its output it arrived with (see request_builder.py)
         self.output_logprobs: list[dict[int, float]] = []
         self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None
         self.arrival_time = self.first_token_time = self.finish_time = 0.0  # in seconds of the engine's clock

@@ -24,7 +24,7 @@ class Request:
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
     - `output_ids`: the first tokens of the output, if another engine has sampled them already. The request goes on behind
-      them, as if this engine had (see `continuation.py`).
+      them, as if this engine had (see `replay` in request_builder.py).
     """
 
     prompt: Prompt

@@ -1,7 +1,7 @@
 """RequestBuilder: checks what callers ask for and builds Reqs from it."""
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -11,11 +11,9 @@ import numpy as np
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
-from nanoinfer.requests.continuation import check_output_ids
-from nanoinfer.requests.default_numbers import Default
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.text_bound import check_length
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -191,3 +189,38 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+
+
+def check_output_ids(request: Request, vocab_size: int) -> None:
+    """InvalidRequestError unless `request.output_ids` are token ids that leave something to sample, of one completion."""
+    ids, params, name = request.output_ids, request.params, request.name
+    if not len(ids):
+        return
+    if not all(isinstance(token, int | np.integer) and 0 <= token < vocab_size for token in ids):
+        raise InvalidRequestError(f"{name}: output_ids: must be token ids in 0..{vocab_size - 1}")
+    if len(ids) >= params.max_new_tokens:
+        raise InvalidRequestError(
+            f"{name}: output_ids: {len(ids)} tokens: must be fewer than max_new_tokens={params.max_new_tokens}"
+        )
+    if params.n > 1:
+        raise InvalidRequestError(f"{name}: output_ids: n={params.n}: must be 1, for they are of one completion")
+    if params.prompt_logprobs:
+        raise InvalidRequestError(f"{name}: output_ids: prompt_logprobs must be False: they came with the first token")
+
+
+def replay(req: Req, output_ids: Sequence[int], name: str = "prompt") -> None:
+    """Append `output_ids`, which another engine has sampled, to a new `req`, as if passes of this one had.
+    InvalidRequestError when one of them, or the text that they make, ends the request.
+
+    What a next token depends on is all in its Req, and token `i` of an output takes the request's random number `i`
+    wherever it is sampled: so both engines together sample what one alone would have. The Req then looks like one that was
+    retracted: its first EXTEND computes prompt and known output together. Its log-probabilities of these tokens are
+    empty, and its pieces begin behind them.
+    """
+    for i, token in enumerate(output_ids):
+        req.append(int(token))
+        if req.finished:
+            raise InvalidRequestError(f"{name}: output_ids: the request ends with token {i} of {len(output_ids)}")
+        if req.params.logprobs is not None:
+            req.output_logprobs.append({})
+    req.given_chars, req.given_tokens = len(req.text), req.num_output_tokens

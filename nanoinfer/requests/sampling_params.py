@@ -2,28 +2,55 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from nanoinfer.requests.default_numbers import Default, DefaultFloat, DefaultInt
-from nanoinfer.requests.grammar_fields import check_grammars, grammar_texts
 from nanoinfer.requests.keywords import with_aliases
 
-if TYPE_CHECKING:
-    import torch  # what only hands requests on needs none
+if TYPE_CHECKING:  # what only hands requests on needs none
+    import numpy as np
+    import torch
 
 # (token ids of prompt and output so far, int64 [n]; scores [V] float32) → scores [V]
-LogitsProcessor = Callable[[np.ndarray, "torch.Tensor"], "torch.Tensor"]
-INT_FIELDS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "logprobs", "prompt_top_logprobs", "n")
+LogitsProcessor = Callable[["np.ndarray", "torch.Tensor"], "torch.Tensor"]
+LEAST = {  # of integers
+    "min_new_tokens": 0,
+    "max_new_tokens": 1,
+    "top_k": -1,
+    "seed": 0,
+    "logprobs": 0,
+    "prompt_top_logprobs": 0,
+    "n": 1,
+}
+RANGES = {  # of numbers
+    "temperature": (0.0, 1e30),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "repetition_penalty": (1e-9, 1e9),
+}
 BOOL_FIELDS = (
     *("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output", "parallel_tool_calls"),
 )
-REAL_FIELDS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+MAY_BE_NONE = ("max_new_tokens", "seed", "logprobs")
+GRAMMAR_FIELDS = ("regex", "json_schema", "grammar", "choice", "tool_calls")  # at most one of them
+
+
+class Default:
+    """Marks a number that nobody gave: a checkpoint's own default takes its place where a request is prepared (see
+    `RequestBuilder.check`). Until then it is the number that it reads as, also after a copy or `dataclasses.replace`."""
+
+
+class DefaultFloat(Default, float):
+    """A float that nobody gave."""
+
+
+class DefaultInt(Default, int):
+    """An int that nobody gave."""
 
 
 @with_aliases
@@ -54,7 +81,7 @@ class SamplingParams:
     | `n` | >= 1 | number of completions of the prompt; each has its own stream of random numbers |
     | `skip_special_tokens` | bool | False: the text has special tokens too, except the one that ended it |
     | `include_stop_str_in_output` | bool | the text includes what ended it: a stop string, or a special token if shown |
-    | `regex` | regular expression | the whole output matches it, in the syntax of Rust's crate regex; see below |
+    | `regex` | regular expression | the whole output matches it, in the syntax of Rust's crate regex |
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | 1 to 10,000 strings | the output is one of them |
@@ -106,71 +133,116 @@ class SamplingParams:
     parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "logits_processors"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, ())
-        self._check_int("min_new_tokens", 0)
-        if self.max_new_tokens is not None:
-            self._check_int("max_new_tokens", 1)
+        for name, least in LEAST.items():
+            self._check_int(name, least)
+        for name, (low, high) in RANGES.items():
+            self._check_real(name, low, high)
+        for name in BOOL_FIELDS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name}={value!r}: must be True or False")
+        self._check_together()
+        self._check_collections()
+        self._check_grammars()
+
+    def _check_int(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if value is None and name in MAY_BE_NONE:
+            return
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+        if not isinstance(value, Default):
+            self._set(name, int(value))
+
+    def _check_real(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else _to_float(value)
+        if not low <= number <= high:
+            raise ValueError(f"{name}={value!r}: must be a number in {low:g}..{high:g}")
+        if not isinstance(value, Default):
+            self._set(name, number)
+
+    def _check_together(self) -> None:
+        """ValueError for numbers that are out of range, or contradict each other."""
+        if self.top_p == 0:
+            raise ValueError(f"top_p={self.top_p}: must be above 0")
+        if 0 < self.temperature < 1e-30:
+            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
             )
-        self._check_real("temperature", 0.0, 1e30)
-        if 0 < self.temperature < 1e-30:
-            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
-        self._check_real("top_p", 0.0, 1.0, open_below=True)
-        self._check_int("top_k", -1)
-        self._check_real("min_p", 0.0, 1.0)
-        self._check_real("frequency_penalty", -2.0, 2.0)
-        self._check_real("presence_penalty", -2.0, 2.0)
-        self._check_real("repetition_penalty", 1e-9, 1e9)
-        for name in BOOL_FIELDS:
-            self._check_bool(name)
-        for name in ("seed", "logprobs"):
-            if getattr(self, name) is not None:
-                self._check_int(name, 0)
         if self.seed is not None and self.seed >= 2**64:
             raise ValueError(f"seed={self.seed}: must be below 2**64")
-        self._check_int("prompt_top_logprobs", 0)
         if self.prompt_top_logprobs and not self.prompt_logprobs:
             raise ValueError(f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True")
-        self._check_int("n", 1)
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
-        self._check_collections()
-        check_grammars(self)
-        self._normalise()
-
-    def _normalise(self) -> None:
-        """Convert to plain Python numbers (numpy's overflow or lose precision later on) and copy collections."""
-        for name in INT_FIELDS + REAL_FIELDS:
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, Default):
-                object.__setattr__(self, name, int(value) if name in INT_FIELDS else float(value))
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
         if self.top_k == 0:
-            object.__setattr__(self, "top_k", -1)
-        if self.choice is not None:
-            object.__setattr__(self, "choice", tuple(self.choice))
-        if self.json_schema is not None and not isinstance(self.json_schema, str):
-            object.__setattr__(self, "json_schema", json.dumps(self.json_schema, ensure_ascii=False))
-        if self.tool_calls is not None:
-            object.__setattr__(self, "tool_calls", json.loads(json.dumps(dict(self.tool_calls))))
+            self._set("top_k", -1)
+
+    def _check_collections(self) -> None:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        for name, given, fits in (
+            ("stop", stop, lambda text: isinstance(text, str) and text),
+            ("stop_token_ids", self.stop_token_ids, _is_token_id),
+            ("logits_processors", self.logits_processors, callable),
+        ):
+            if given is not None and not (isinstance(given, Sequence) and all(map(fits, given))):
+                what = {"stop": "texts, none empty", "stop_token_ids": "token ids"}.get(name, "functions")
+                raise ValueError(f"{name}={given!r}: must be a sequence of {what}")
+            self._set(name, tuple(given or ()))
+        self._set("stop_token_ids", tuple(map(int, self.stop_token_ids)))
         if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", {int(k): _to_float(v) for k, v in self.logit_bias.items()})
+            if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
+                raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")
+            for token, bias in self.logit_bias.items():
+                number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else _to_float(bias)
+                if not (abs(number) <= 1e20 or number == -math.inf):
+                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf")
+            self._set("logit_bias", {int(token): _to_float(bias) for token, bias in self.logit_bias.items()})
+
+    def _check_grammars(self) -> None:
+        """ValueError when the grammar has a wrong type, or there are several. Whether it can be compiled is found out when
+        the request arrives."""
+        given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given")
+        for name in ("regex", "grammar"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ValueError(f"{name}={value!r}: must be a string")
+        if (choice := self.choice) is not None:
+            is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
+            if not is_list or not choice or not _are_texts(choice):
+                raise ValueError(f"choice={choice!r}: must be a list of at least one string, and none may be empty")
+            self._set("choice", tuple(choice))
+        if (schema := self.json_schema) is not None and not isinstance(schema, str):
+            if not isinstance(schema, Mapping):
+                raise ValueError(f"json_schema={schema!r}: must be a dict or its text")
+            self._set("json_schema", _as_json("json_schema", schema))
+        if (calls := self.tool_calls) is not None:
+            if not isinstance(calls, Mapping) or not calls or not _are_texts(calls):
+                raise ValueError(
+                    f"tool_calls={calls!r}: must map the name of each function to a JSON schema, at least one"
+                )
+            self._set("tool_calls", json.loads(_as_json("tool_calls", dict(calls))))
+        elif self.min_new_tokens and not self.parallel_tool_calls:
+            raise ValueError(f"min_new_tokens={self.min_new_tokens}: must be 0 with parallel_tool_calls=False")
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def grammar_texts(self) -> list[tuple[str, str | None]]:
         """The name of each field of GRAMMAR_FIELDS, with its value as text; at most one is not None."""
-        return grammar_texts(self)
+        choice = None if self.choice is None else json.dumps(self.choice)
+        schema = self.json_schema if isinstance(self.json_schema, str | None) else json.dumps(self.json_schema)
+        calls = None if self.tool_calls is None else json.dumps([self.tool_calls, self.parallel_tool_calls])
+        return list(zip(GRAMMAR_FIELDS, (self.regex, schema, self.grammar, choice, calls), strict=True))
 
     @property
     def has_grammar(self) -> bool:
         """True when one of GRAMMAR_FIELDS is given."""
-        return any(text is not None for _, text in self.grammar_texts)
+        return any(getattr(self, name) is not None for name in GRAMMAR_FIELDS)
 
     @property
     def greedy(self) -> bool:
@@ -193,47 +265,6 @@ class SamplingParams:
         """True when it takes more than the likeliest token."""
         return not self.greedy or self.logprobs is not None
 
-    def _check_int(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ValueError(f"{name}={value!r}: must be {'None or ' * (name == 'max_new_tokens')}an integer")
-        if value < least:
-            raise ValueError(f"{name}={value}: must be at least {least}")
-
-    def _check_real(self, name: str, low: float, high: float, open_below: bool = False) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name}={value!r}: must be a number")
-        number = _to_float(value)
-        if not math.isfinite(number) or number > high or number < low or (open_below and number == low):
-            above = f"above {low:g}" if open_below else f"at least {low:g}"
-            raise ValueError(f"{name}={value}: must be {above} and at most {high:g}")
-
-    def _check_bool(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, bool):
-            hint = "; use True" if name == "prompt_logprobs" else ""
-            raise ValueError(f"{name}={value!r}: must be True or False{hint}")
-
-    def _check_collections(self) -> None:
-        stops: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
-            raise ValueError(f"stop={self.stop!r}: must be a string or a sequence of strings, and none may be empty")
-        if not isinstance(self.stop_token_ids, Sequence) or not all(map(_is_token_id, self.stop_token_ids)):
-            raise ValueError(
-                f"stop_token_ids={self.stop_token_ids!r}: must be a sequence of token ids, each at least 0"
-            )
-        processors: Any = self.logits_processors
-        if not isinstance(processors, Sequence) or not all(map(callable, processors)):
-            raise ValueError(f"logits_processors={processors!r}: must be a sequence of functions")
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
-                raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")
-            for token, bias in self.logit_bias.items():
-                number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else _to_float(bias)
-                if not (abs(number) <= 1e20 or number == -math.inf):
-                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf")
-
 
 def _to_float(value: Any) -> float:
     try:
@@ -244,3 +275,14 @@ def _to_float(value: Any) -> float:
 
 def _is_token_id(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def _as_json(name: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: cannot be written as JSON: {error}") from error

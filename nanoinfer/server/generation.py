@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from prometheus_client import Histogram
 
 from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
 
 

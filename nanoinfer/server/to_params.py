@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nanoinfer.grammars.grammar import MAX_LENGTH
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import ApiError, bad_request, code_of
 from nanoinfer.server.fields import GenerationFields, ResponseFormat
 from nanoinfer.server.settings import ServerSettings

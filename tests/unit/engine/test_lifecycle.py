@@ -14,7 +14,7 @@ from nanoinfer import (
     QueueFullError,
     SamplingParams,
 )
-from nanoinfer.requests.deadlines import Deadlines
+from nanoinfer.requests.open_requests import Deadlines
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.waiting import Paced, Worker, until
 

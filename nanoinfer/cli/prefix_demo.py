@@ -1,12 +1,14 @@
 """`python -m nanoinfer demo`: shows how the engine serves a few requests that share a prefix."""
 
+import argparse
 from dataclasses import replace
 
 import numpy as np
 
 from nanoinfer.cache.indices import consecutive_runs
+from nanoinfer.cli.options import load
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import LLM, make_engine
+from nanoinfer.frontends.llm import make_engine
 from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -35,10 +37,10 @@ PARAMS = SamplingParams(max_new_tokens=40, min_new_tokens=2, temperature=0.0)
 ROUNDS = 5  # times to the first token are medians over these rounds
 
 
-def run_demo(llm: LLM) -> None:
+def run(args: argparse.Namespace) -> None:
     """Serve the branches one after another, each also on an engine without a radix cache, and print the results."""
-    if llm.tokenizer is None:
-        raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
+    llm = load(args, needs_text=True)
+    assert llm.tokenizer is not None
     cached = llm.engine
     context_slots = min(llm.config.max_total_tokens, cached.cache.whole_pages(llm.config.max_context_len))
     plain = make_engine(llm.model, replace(llm.config, disable_radix_cache=True, max_total_tokens=context_slots))
@@ -110,7 +112,7 @@ def _columns(
         cells = (
             f"{i:7}",
             f"{output.prompt_tokens:4}  {hit}  {output.prompt_tokens - output.cached_tokens:8}",
-            _ranges(slots),
+            ranges(np.sort(slots)),
             f"{ttft}  {1e3 * without[i]:5.1f} ms",
         )
         for column, cell in zip(columns, cells, strict=True):
@@ -118,8 +120,9 @@ def _columns(
     return columns
 
 
-def _ranges(slots: np.ndarray) -> str:
-    runs = consecutive_runs(np.sort(slots))
+def ranges(slots: np.ndarray) -> str:
+    """Slots in the order given, neighbours as ranges: `0-3, 8-9`."""
+    runs = consecutive_runs(slots)
     return ", ".join(str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in runs)
 
 
@@ -132,7 +135,8 @@ def tree_lines(engine: Engine, tokenizer: Tokenizer, limit: int | None) -> str:
         if depth == 1 and names:
             key = node.edge[0]
             lines.append(styled(names[key.id] if isinstance(key, AdapterKey) else "base", "bold"))
-        slots = _ranges(node.value) if limit is None else shortened(_ranges(node.value), 15)
+        slots = ranges(np.sort(node.value))
+        slots = slots if limit is None else shortened(slots, 15)
         size, plural = (f"{len(node):4} token", "") if len(node) == 1 else (f"{len(node):4} tokens", "s")
         line = f"{'   ' * (depth - 1)}└─ {styled(size, 'cyan')} in slot{plural} {slots}"
         text, shown = tokenizer.decode(node.key.tolist()), 60

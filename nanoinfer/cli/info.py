@@ -1,0 +1,73 @@
+"""`python -m nanoinfer info`: what a model's configuration says, and how much memory it takes to serve it."""
+
+import argparse
+import platform
+from dataclasses import fields
+from typing import Any
+
+import nanoinfer
+from nanoinfer.cli.options import add_engine_options, load
+from nanoinfer.terminal import room, side_by_side, styled
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.set_defaults(run=run)
+    add_engine_options(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the model and print a table."""
+    import torch
+    import transformers
+
+    from nanoinfer.engine.stats import captured, selections
+    from nanoinfer.model.layers.kept_weights import weight_bytes
+    from nanoinfer.model.sampling_defaults import in_words
+
+    llm = load(args)
+    runner = llm.engine.model_runner
+    kernels, attention = selections(runner)
+    if runner.captured is not None:
+        runner.captured.try_out()  # some reasons against it show only in a pass
+    model, config = llm.model, llm.model.config
+    kv_bytes = model.kv_bytes_per_token(llm.config.kv_cache_dtype)
+    print(styled(f"{model.name}  ({model.path})", "bold"))
+    rows: list[tuple[str, object]] = [
+        *([] if model.split is None else [("share of the model", f"that of 1 of {model.split.size} processes")]),
+        ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
+        ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
+        *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
+        ("sampling defaults", in_words(model.sampling_defaults) or "none"),
+        ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
+        ("K/V per token", f"{kv_bytes:,} bytes"),
+        ("K/V pool", f"{llm.config.max_total_tokens:,} slots, {llm.config.max_total_tokens * kv_bytes / 2**20:,.1f} MiB"),
+        *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
+        ("computed with", f"kernels {kernels}"),
+        ("", f"attention {attention}"),
+        ("captured passes", captured(runner)),
+        *((f"adapter {name}", _adapter(each)) for name, each in llm.adapters.items()),
+        ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
+         f"{transformers.__version__}, Python {platform.python_version()}"),
+    ]  # fmt: skip
+    names = [f"  {styled(name, 'cyan')}" for name, _ in rows]
+    print(side_by_side([names, [_compact(value) for _, value in rows]], room()))
+
+
+def _adapter(adapter: Any) -> str:
+    ranks = ", ".join(map(str, adapter.ranks))
+    return f"rank {ranks}, {len(adapter.parts)} projections, {adapter.num_bytes / 2**20:,.1f} MiB, {adapter.path}"
+
+
+def _quantization(network: Any) -> str:
+    kind = network.quantization
+    return f"{kind}, and embeddings and norms as in the checkpoint" if kind.name else "as in the checkpoint"
+
+
+def _compact(value: object) -> str:
+    """A tuple of equal values as one value and their number; "none" for a rope that is not scaled."""
+    if getattr(value, "rope_type", None) == "default":
+        return "none"
+    if isinstance(value, tuple) and len(value) > 1 and len(set(value)) == 1:
+        return f"{value[0]} in each of {len(value)} layers"
+    return str(value)
