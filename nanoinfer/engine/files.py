@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.content import adapter_digest
 from nanoinfer.cache.storeys.disk import DiskStorey
-from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import FileStore, namespace_bytes
+from nanoinfer.cache.storeys.host import FetchCosts
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.scheduling.fetch_turns import FetchTurns

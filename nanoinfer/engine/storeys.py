@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.fetch_costs import FetchCosts
-from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_model import DraftModel
 from nanoinfer.engine.stats import StepMeter
