@@ -51,7 +51,7 @@ NOT_TAUGHT: dict[str, str] = {
     "nanoinfer/model/model_runner.py:ModelRunner.close": "the same: only such a runner has something to end",
     "nanoinfer/cache/checks.py:first_wrong": "finds the words of an error message",
     "nanoinfer/sessions/inference.py:InferenceSession.params": "makes SamplingParams of a session's own settings",
-    "nanoinfer/scheduling/fetch_turns.py": "AdapterTurns, which 13 shows, for K/V that is read from files",
+    "nanoinfer/scheduling/adapter_turns.py:FetchTurns": "AdapterTurns, which 13 shows, for K/V that is read from files",
     "nanoinfer/scheduling/multi_step.py": "an option: several decode passes between two visits to the scheduler",
     "nanoinfer/cache/tree_blocks.py": "for other machines: cuts the tree into blocks of equal size",
     "nanoinfer/cache/tree_observer.py": "for whoever listens: the tree is the same without it",

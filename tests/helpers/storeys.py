@@ -15,7 +15,7 @@ from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
 from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
-from nanoinfer.scheduling.fetch_turns import FetchTurns
+from nanoinfer.scheduling.adapter_turns import FetchTurns
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, and all tokens up to the last one
 

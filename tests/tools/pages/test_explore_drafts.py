@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.drafting.pass_costs import ENOUGH, PassCosts
+from nanoinfer.drafting.measurements import ENOUGH, PassCosts
 from notebooks.course.explore import Cells, Explorable, Lines, Numbers
 from notebooks.course.explore.draft_gain import best_drafts, draft_gain, gain, pass_ms, tokens_per_pass
 from notebooks.course.explore.verify_steps import COPY, DRAFTS, KINDS, Pass, record_passes, verify_steps
