@@ -99,7 +99,7 @@ QUANTIZATIONS: Registry[Any] = Registry(
 KV_STORAGES: Registry[Any] = Registry(
     "KV_STORAGES",
     "kv_cache_dtype",
-    *("cache.kv_storage", "cache.int8_kv_storage"),
+    "cache.kv_storage",
     hint="; fp8 is not implemented, int8 takes as little memory",
 )
 SCHEDULE_POLICIES: Registry[Any] = Registry("SCHEDULE_POLICIES", "schedule_policy", "scheduling.policy")

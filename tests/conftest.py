@@ -145,7 +145,7 @@ def patient_files() -> Iterator[None]:
 
     store = "nanoinfer.cache.storeys.files.store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanoinfer.engine.files.FIRST_LOOK_S", HANG_S)
+        patch.setattr("nanoinfer.engine.storeys.FIRST_LOOK_S", HANG_S)
         patch.setattr("nanoinfer.engine.upkeep.SAVE_AT_SHUTDOWN_S", HANG_S)
         patch.setattr(f"{store}.STALLED_S", HANG_S)
         patch.setattr(f"{store}.LOOK_AGAIN_S", HANG_S)

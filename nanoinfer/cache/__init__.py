@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanoinfer.cache.block_feed import BlockFeed
     from nanoinfer.cache.cache_manager import CacheManager
-    from nanoinfer.cache.int8_kv_storage import Int8KVStorage
+    from nanoinfer.cache.kv_storage import Int8KVStorage
     from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
     from nanoinfer.cache.radix_cache import RadixCache
 
@@ -14,7 +14,7 @@ __all__ = ["BlockFeed", "CacheManager", "Int8KVStorage", "RadixCache", "ReqToTok
 _FILES = {
     "BlockFeed": "block_feed",
     "CacheManager": "cache_manager",
-    "Int8KVStorage": "int8_kv_storage",
+    "Int8KVStorage": "kv_storage",
     "RadixCache": "radix_cache",
     "ReqToTokenPool": "memory_pool",
     "TokenToKVPool": "memory_pool",

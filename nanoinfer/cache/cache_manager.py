@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from nanoinfer.cache.checks import check_owners
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-from nanoinfer.cache.owner_checks import check_owners
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.req import NO_SLOTS, Req
 

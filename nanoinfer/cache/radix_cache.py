@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.block_events import BlockEvent
+from nanoinfer.cache.checks import check_nodes, node_line
 from nanoinfer.cache.eviction import EvictionQueue
 from nanoinfer.cache.indices import Indices, as_int_array, common_prefix_len
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.tree_blocks import TreeBlocks
-from nanoinfer.cache.tree_checks import check_nodes, node_line
 from nanoinfer.cache.tree_node import Edge, TreeNode
 from nanoinfer.cache.tree_observer import Observers
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from nanoinfer.cache.checks import first_wrong
 from nanoinfer.cache.indices import Indices, as_int_array, checked_size
-from nanoinfer.cache.slot_checks import first_wrong
 
 TAKEN, FREE = b"\0", b"\1"  # how a page is marked
 BLOCK = 4096  # so many pages share a block mark, which is TAKEN when none of them is free

@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from nanoinfer.drafting.acceptance import EXPECTED, MEMORY, Acceptance
-from nanoinfer.drafting.catch_up import CatchUp
 from nanoinfer.drafting.drafter import Drafter
-from nanoinfer.drafting.pass_costs import Drift, PassCosts
-from nanoinfer.drafting.promises import Promises
+from nanoinfer.drafting.measurements import EXPECTED, MEMORY, Acceptance, CatchUp, Drift, PassCosts, Promises
 from nanoinfer.model.captured_passes import coarse_size
 from nanoinfer.requests.req import Req
 

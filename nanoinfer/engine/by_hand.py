@@ -1,18 +1,59 @@
-"""ByHand: which thread drives an engine by hand, with `add_request` and `step`."""
+"""Who steps an engine: the thread that owns it, if there is one (Loop; see engine_loop.py), or one that does so by hand."""
 
 import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from nanoinfer.engine.step_guard import StepGuard
 from nanoinfer.requests.open_requests import OpenRequests
+from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.request_group import Update, made
 from nanoinfer.threads.signals import uninterrupted
 
+if TYPE_CHECKING:
+    from nanoinfer.engine.step_guard import StepGuard
+
 USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or use an AsyncEngine"
+
+
+class Loop(Protocol):
+    """What owns an engine that requests reach through doors: an EngineLoop. All of it is called during a turn."""
+
+    is_stepping: bool
+
+    def has_work(self) -> bool:
+        """True while a request of a door has something to do."""
+
+    def request_ids(self) -> set[int]:
+        """The requests of doors that have not ended. May be called at any time."""
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        """Hand out updates to the doors of their requests; returns the outputs of requests that were added by hand."""
+
+    def wake(self) -> None:
+        """Have it look whether there is work. May be called at any time."""
+
+
+class NoLoop:
+    """Of an engine that is only driven by hand."""
+
+    is_stepping = False
+
+    def has_work(self) -> bool:
+        return False
+
+    def request_ids(self) -> set[int]:
+        return set()
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        return [made(update) for update in updates]
+
+    def wake(self) -> None: ...
 
 
 class ByHand:
     """One thread at a time drives the engine by hand, and steps it only while the engine's loop has no work."""
 
-    def __init__(self, guard: StepGuard, open_requests: OpenRequests):
+    def __init__(self, guard: "StepGuard", open_requests: OpenRequests):
         self._guard, self._open = guard, open_requests
         self._driver: threading.Thread | None = None  # the last thread that drove it
 

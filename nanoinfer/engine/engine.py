@@ -10,8 +10,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.drafters import scheduler_for
 from nanoinfer.engine.arrivals import Arrivals
-from nanoinfer.engine.by_hand import ByHand
-from nanoinfer.engine.loop_protocol import Loop
+from nanoinfer.engine.by_hand import ByHand, Loop
 from nanoinfer.engine.step_guard import StepGuard
 from nanoinfer.engine.storeys import host_storey_for
 from nanoinfer.engine.upkeep import EngineUpkeep

@@ -15,9 +15,8 @@ import torch
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.content import adapter_digest
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.files.chain import as_tokens
 from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat, Part, checksum
-from nanoinfer.cache.storeys.files.namespaces import MOST_BYTES, namespace_bytes
+from nanoinfer.cache.storeys.files.keys import MOST_BYTES, as_tokens, namespace_bytes
 from nanoinfer.cache.storeys.host_memory import HostMemory
 from nanoinfer.requests.adapter_key import AdapterKey, problem_of
 from nanoinfer.version import __version__

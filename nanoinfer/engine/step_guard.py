@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from nanoinfer.engine.loop_protocol import Loop, NoLoop
+from nanoinfer.engine.by_hand import Loop, NoLoop
 from nanoinfer.engine.stats import StepMeter, log_step
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests

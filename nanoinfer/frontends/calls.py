@@ -3,10 +3,12 @@ loop: it steps, and puts each output into the call that it belongs to, while the
 """
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from operator import setitem
 from queue import Empty
+from typing import Generic, TypeVar
 from weakref import ReferenceType, ref
 
 from nanoinfer.engine.engine import Engine
@@ -16,10 +18,38 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.request_group import RequestGroup, Update
 from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
 from nanoinfer.threads.exit_gate import exit_gate
-from nanoinfer.threads.mailbox import Mailbox
-from nanoinfer.threads.signals import uninterrupted
+from nanoinfer.threads.signals import interruptible, uninterrupted
 
+T = TypeVar("T")
 SECONDS_BETWEEN_LOOKS = 0.5  # a signal handler may have paused, in the thread that waits, what it waits for
+
+
+class Mailbox(Generic[T]):
+    """A queue that one thread reads. Whoever puts something in does so alone, for example during a turn.
+
+    `queue.SimpleQueue` will not do: if a signal handler takes longer than what is left of the wait, CPython 3.11 goes on
+    waiting without a limit.
+    """
+
+    def __init__(self) -> None:
+        self._letters: deque[T] = deque()
+        self._bell = threading.Lock()  # free if something was put in since the reader waited
+        self._bell.acquire()
+
+    def put(self, letter: T) -> None:
+        """Add something, and wake the reader."""
+        self._letters.append(letter)
+        if self._bell.locked():
+            self._bell.release()
+
+    def take_all(self, timeout_s: float) -> list[T]:
+        """Wait until something is there, and take all of it, in order; queue.Empty after `timeout_s`. Signal handlers run,
+        also if the reader does not have to wait (see `interruptible`)."""
+        with interruptible():
+            while not self._letters:
+                if not self._bell.acquire(timeout=timeout_s):
+                    raise Empty
+        return [self._letters.popleft() for _ in range(len(self._letters))]
 
 
 class Call:

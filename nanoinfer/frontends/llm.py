@@ -17,6 +17,7 @@ from nanoinfer.device import memory_for_kv
 from nanoinfer.drafting.load import draft_model_of, load_draft_model
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.prefix_transfer import Tokens
+from nanoinfer.engine.storeys import add_files
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.frontends.calls import Calls
 from nanoinfer.frontends.serving import Serving, serve_in_background
@@ -371,8 +372,6 @@ def make_engine(
 
     engine.describe_model = describe
     if config.cache_dir is not None:
-        from nanoinfer.engine.files import add_files
-
         add_files(engine, describe(), clock)
     return engine
 

@@ -9,10 +9,9 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.adapter_turns import AdapterTurns
-from nanoinfer.scheduling.admission import Admission, PrefixLock, Verdict
+from nanoinfer.scheduling.admission import Admission, PrefillBudget, PrefixLock, Verdict
 from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.blocked import Blocked
-from nanoinfer.scheduling.prefill_budget import PrefillBudget
+from nanoinfer.scheduling.reasons_to_wait import Blocked
 from nanoinfer.scheduling.retraction import NewTokenRatio, first_to_retract
 from nanoinfer.scheduling.waiting_queue import WaitingQueue
 
@@ -54,7 +53,7 @@ class Scheduler:
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
-        self.adapter_turns = AdapterTurns(adapters)  # an engine with files puts FetchTurns here (engine/files.py)
+        self.adapter_turns = AdapterTurns(adapters)  # an engine with files puts FetchTurns here (engine/storeys.py)
         self._blocked = Blocked(cache)
 
     def add(self, req: Req) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from nanoinfer import SamplingParams
 from nanoinfer.drafting.draft_lengths import SAME_PLAN, DraftLengths, Turn
-from nanoinfer.drafting.pass_costs import ENOUGH
+from nanoinfer.drafting.measurements import ENOUGH
 from nanoinfer.requests.req import Req
 
 ENOUGH_PASSES = 1 + ENOUGH  # one after another kind of pass does not count

@@ -9,14 +9,13 @@ import torch
 
 from nanoinfer import Engine
 from nanoinfer.cache.storeys.disk import DiskStorey
-from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import Fetch, FileStats
-from nanoinfer.cache.storeys.files.chain import block_keys
-from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.files.keys import block_keys
+from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
 from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
-from nanoinfer.scheduling.fetch_turns import FetchTurns
+from nanoinfer.scheduling.adapter_turns import FetchTurns
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, and all tokens up to the last one
 

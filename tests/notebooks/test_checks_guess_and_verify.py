@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from nanoinfer.drafting.suffix_index import SuffixIndex
+from nanoinfer.drafting.ngram import SuffixIndex
 from notebooks.course import check
 from notebooks.course.checks import nb14, nb14_passes
 from notebooks.course.expectations import NotWritten

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.cache.int8_kv_storage import Int8KVStorage
-from nanoinfer.cache.kv_storage import PlainKVStorage
+from nanoinfer.cache.kv_storage import Int8KVStorage, PlainKVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.selection import selection_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoinfer.drafting.acceptance import MEMORY, Acceptance
 from nanoinfer.drafting.draft_lengths import LEAST_GAIN, DraftLengths, Prospect
+from nanoinfer.drafting.measurements import MEMORY, Acceptance
 from nanoinfer.model.captured_passes import coarse_size
 from tests.helpers.draft_lengths import Costs, Silent, make_lengths, measured
 

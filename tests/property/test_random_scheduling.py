@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoinfer.scheduling import prefix_sharing
+from nanoinfer.scheduling import reasons_to_wait
 from tests.helpers.traffic import serve_at_random
 
 CONFIGURATIONS = [
@@ -34,5 +34,5 @@ CONFIGURATIONS += [  # some of them in groups of decode passes
 @pytest.mark.parametrize("seed", range(len(CONFIGURATIONS)))
 def test_scheduling_never_changes_tokens_nor_loses_a_slot(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each configuration, with requests of its own; in half of them, two tokens are worth waiting for."""
-    monkeypatch.setattr(prefix_sharing, "WORTH_WAITING_FOR", (prefix_sharing.WORTH_WAITING_FOR, 2)[seed // 2 % 2])
+    monkeypatch.setattr(reasons_to_wait, "WORTH_WAITING_FOR", (reasons_to_wait.WORTH_WAITING_FOR, 2)[seed // 2 % 2])
     serve_at_random(CONFIGURATIONS[seed], seed, num_requests=50)

@@ -15,10 +15,9 @@ import numpy as np
 from nanoinfer.cache.block_events import DISK
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.block_index import Block
-from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import Fetch, FileStats, FileStore, plain_namespace
-from nanoinfer.cache.storeys.files.chain import first_key, next_keys
-from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.storeys.files.keys import first_key, next_keys
+from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
 from nanoinfer.cache.storeys.saving import RUN_BYTES, Saving, Visit
 from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.requests.adapter_key import problem_of
@@ -73,7 +72,7 @@ class DiskStorey:
         return self._store.stats()
 
     def first_key(self, extra_key: Hashable) -> bytes | None:
-        """The key before that of a sequence's first block (see files/chain.py); None if its K/V may not go into files."""
+        """The key before that of a sequence's first block (see files/keys.py); None if its K/V may not go into files."""
         namespace = self._namespace_of(extra_key)
         return None if namespace is None else first_key(namespace)
 

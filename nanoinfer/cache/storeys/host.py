@@ -8,6 +8,7 @@ What comes back has the bits that it had, so the tokens are those of an engine w
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -19,15 +20,49 @@ import torch
 from nanoinfer.cache.block_events import CPU
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.block_index import Block
-from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.host_memory import HostMemory
-from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks
-from nanoinfer.cache.storeys.telling_index import TellingIndex
+from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks, TellingIndex
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.requests.req import Req
 
+RECENT = 8  # fetches whose fastest counts: a slow one tells more about the machine's other work than about fetching
+TRY_AGAIN = 16  # how many fetches are declined before one is made to measure anew
 SMALLEST_BLOCK = 16  # tokens: fewer would make the index large, and copying slow
+
+
+class FetchCosts:
+    """Compares seconds per token. `computing`: what computing takes, in EXTEND passes so far; 0 as long as it is not known.
+
+    As long as one of the two is not known, it pays: fetching is how it becomes known.
+    """
+
+    def __init__(self, computing: Callable[[], float]):
+        self._computing = computing
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._declined = 0
+
+    @property
+    def computing(self) -> float:
+        """What computing takes; 0 as long as it is not known."""
+        return self._computing()
+
+    @property
+    def fetching(self) -> float:
+        """What fetching takes; 0 as long as it is not known."""
+        return min(self._recent, default=0.0)
+
+    def pays(self) -> bool:
+        """Whether to fetch now."""
+        computing, fetching = self.computing, self.fetching
+        if not computing or not fetching or fetching < computing:
+            return True
+        self._declined += 1
+        return self._declined % TRY_AGAIN == 0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """So many tokens were fetched in so many seconds."""
+        self._recent.append(seconds / tokens)
 
 
 class HostStorey(TreeObserver):

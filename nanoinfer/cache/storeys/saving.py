@@ -11,7 +11,7 @@ import numpy as np
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.files import FileStore
-from nanoinfer.cache.storeys.files.chain import as_tokens, first_key, next_keys
+from nanoinfer.cache.storeys.files.keys import as_tokens, first_key, next_keys
 from nanoinfer.cache.storeys.host import HostStorey
 from nanoinfer.cache.tree_observer import path_to
 
@@ -25,7 +25,7 @@ TokenPath = tuple[Hashable, list[np.ndarray]]  # an `extra_key`, and tokens from
 @dataclass
 class TokenSequence:
     """A path through the tree or host memory, from the start to its end in whole blocks: `tokens` int64 `[n]`, the keys of
-    its blocks (see files/chain.py), and the `first` one that does not belong to a sequence that was used later."""
+    its blocks (see files/keys.py), and the `first` one that does not belong to a sequence that was used later."""
 
     extra_key: Hashable
     namespace: bytes

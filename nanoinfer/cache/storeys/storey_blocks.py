@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from nanoinfer.cache.block_events import BlockEvent, BlockRemoved, BlockStored, chained_hashes, check_block_size
+from nanoinfer.cache.storeys.block_index import Block, BlockIndex
 from nanoinfer.cache.tree_blocks import adapter_of, namespace_of
 
 
@@ -122,3 +123,38 @@ class FileBlocks(StoreyBlocks):
     def _found(self, namespace: bytes, tokens: np.ndarray, first: int, keys: Sequence[bytes]) -> None:
         for extra_key in self._extra_key_of(namespace):
             self.store(tokens.astype(np.int64), extra_key, zip(keys, range(first, first + len(keys)), strict=True))
+
+
+class TellingIndex(BlockIndex):
+    """`listener`: who is told; None: nobody, and then it costs nothing."""
+
+    def __init__(self, size: int, block_size: int, leaving: Callable[[Block], object] = lambda _: None):
+        self.listener: StoreyBlocks | None = None
+        super().__init__(size, block_size, leaving)
+
+    def tell(self, listener: StoreyBlocks) -> None:
+        """Tell `listener` of all blocks that are held, and from now on which come and go."""
+        self.listener = listener
+        for block in self:
+            tokens, extra_key = self.tokens_of(block)
+            listener.store(tokens, extra_key, [(block, len(tokens) // self.block_size - 1)])
+
+    def clear(self) -> None:
+        """As in BlockIndex."""
+        if self.listener is not None:
+            self.listener.remove(self)
+        super().clear()
+
+    def add(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """As in BlockIndex."""
+        positions, slots = super().add(tokens, extra_key, start)
+        if self.listener is not None and positions.size:
+            path = self._path(tokens, extra_key)
+            numbers = (positions[:: self.block_size] // self.block_size).tolist()
+            self.listener.store(tokens, extra_key, [(path[number], number) for number in numbers])
+        return positions, slots
+
+    def _drop(self, block: Block) -> None:
+        super()._drop(block)
+        if self.listener is not None:
+            self.listener.remove([block])

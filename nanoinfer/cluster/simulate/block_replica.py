@@ -19,7 +19,7 @@ from nanoinfer.cluster.simulate.routing import Told
 from nanoinfer.cluster.simulate.run_cache import Key, RunCache
 from nanoinfer.cluster.simulate.segments import chain
 from nanoinfer.config import EngineConfig
-from nanoinfer.scheduling.prefix_sharing import WORTH_WAITING_FOR
+from nanoinfer.scheduling.reasons_to_wait import WORTH_WAITING_FOR
 
 
 class _Job:

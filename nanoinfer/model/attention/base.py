@@ -5,8 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nanoinfer.cache.int8_kv_storage import Int8KVStorage
-from nanoinfer.cache.kv_storage import KVStorage
+from nanoinfer.cache.kv_storage import Int8KVStorage, KVStorage
 from nanoinfer.model.input_metadata import InputMetadata
 
 # What a layer or a pass may need besides paged causal attention. A backend lists in `features` what it supports.

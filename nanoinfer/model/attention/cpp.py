@@ -2,7 +2,7 @@
 
 import torch
 
-from nanoinfer.cache.int8_kv_storage import Int8KVStorage
+from nanoinfer.cache.kv_storage import Int8KVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.kernels.functions import function
 from nanoinfer.model.attention.base import INT8_KV, SOFTCAP, AttentionLayer

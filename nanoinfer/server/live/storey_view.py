@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoinfer.cache.storeys.block_index import Block
-from nanoinfer.cache.storeys.files.chain import next_keys
+from nanoinfer.cache.storeys.files.keys import next_keys
 from nanoinfer.cache.storeys.host import HostStorey
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.engine.stats import EngineStats

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.cache.storeys.files import FileStore, last_use
-from nanoinfer.cache.storeys.files.chain import as_tokens, block_keys
+from nanoinfer.cache.storeys.files import FileStore, bound
+from nanoinfer.cache.storeys.files.keys import as_tokens, block_keys
 from tests.helpers.kv_files import BLOCK, faulty, hit, kv_files, kv_of, look, open_store, put, unfinished_files
 from tests.helpers.own_names import module_with
 
@@ -61,7 +61,7 @@ def use(folder: Path, seed: int) -> None:
     """Read and write until the parent says stop."""
     rng, real = random.Random(seed), time.time_ns
     jump = [0]
-    last_use.time = module_with(time, time_ns=lambda: max(0, real() + jump[0]))  # type: ignore[attr-defined]
+    bound.time = module_with(time, time_ns=lambda: max(0, real() + jump[0]))  # type: ignore[attr-defined]
     store: FileStore | None = None
     hits = 0
     while not (folder / STOP).exists():

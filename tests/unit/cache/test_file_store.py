@@ -12,11 +12,10 @@ from safetensors import safe_open
 
 from nanoinfer.cache.storeys.files import namespace_bytes
 from nanoinfer.cache.storeys.files.block_files import BlockFiles
-from nanoinfer.cache.storeys.files.chain import as_tokens
 from nanoinfer.cache.storeys.files.file_format import MOST_HEADER_BYTES, FileFormat
 from nanoinfer.cache.storeys.files.file_operations import FileOperations
-from nanoinfer.cache.storeys.files.folder import Folder
-from nanoinfer.cache.storeys.files.permissions import open_folder
+from nanoinfer.cache.storeys.files.folder import Folder, open_folder
+from nanoinfer.cache.storeys.files.keys import as_tokens
 from tests.helpers.kv_files import BLOCK, TOKEN_BYTES, hit, kv_files, kv_of, look, open_store, put
 
 TOKENS = [7, 7, 1, 2, 3, 9, 8, 7, 7, 7, 7, 7]

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.storeys import memory_ahead
-from nanoinfer.cache.storeys.fetch_costs import TRY_AGAIN, FetchCosts
-from nanoinfer.cache.storeys.host import block_size
-from nanoinfer.cache.storeys.host_memory import HostMemory
-from nanoinfer.cache.storeys.memory_ahead import MemoryAhead
+from nanoinfer.cache.storeys import host_memory
+from nanoinfer.cache.storeys.host import TRY_AGAIN, FetchCosts, block_size
+from nanoinfer.cache.storeys.host_memory import HostMemory, MemoryAhead
 from nanoinfer.config import EngineConfig
 from nanoinfer.parallel.load import check_options
 from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
@@ -219,7 +217,7 @@ class Provider:
 
 
 def provide_with(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Provider:
-    monkeypatch.setattr(memory_ahead, "_provide", provider)
+    monkeypatch.setattr(host_memory, "_provide", provider)
     return provider
 
 
@@ -243,7 +241,7 @@ def in_memory(data: np.ndarray) -> int:
 
 @linux
 def test_memory_is_provided_ahead_and_no_more_than_that() -> None:
-    if not memory_ahead._provide(0, 0):
+    if not host_memory._provide(0, 0):
         pytest.skip("needs a system that provides memory when asked (Linux 5.14)")
     data = np.frombuffer(mmap.mmap(-1, 64 * MB), np.uint8)[: 64 * MB // 100 * 100].reshape(-1, 100)
     if in_memory(data) > HUGE:
@@ -260,13 +258,13 @@ def test_memory_is_provided_ahead_and_no_more_than_that() -> None:
 @linux
 def test_what_is_in_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what is written after the system was asked, and before it provides the memory."""
-    written, provide = threading.Event(), memory_ahead._provide
+    written, provide = threading.Event(), host_memory._provide
 
     def wait(address: int, num_bytes: int) -> bool:
         assert not num_bytes or written.wait(HANG_S)
         return provide(address, num_bytes)
 
-    monkeypatch.setattr(memory_ahead, "_provide", wait)
+    monkeypatch.setattr(host_memory, "_provide", wait)
     buffer = torch.randn(1024, 1000)
     memory: Any = HostMemory([buffer], 1024)
     slots = np.arange(1000)

@@ -14,7 +14,7 @@ from nanoinfer.drafting.draft_lengths import (
     DraftLengths,
     Turn,
 )
-from nanoinfer.drafting.pass_costs import (
+from nanoinfer.drafting.measurements import (
     OUTLIER,
     PassCosts,
 )

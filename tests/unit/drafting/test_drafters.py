@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
 from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.drafting.draft_model import PrefixStamps
 from nanoinfer.drafting.drafter import Surroundings
-from nanoinfer.drafting.forced import GrammarDrafter
-from nanoinfer.drafting.ngram import NgramDrafter
-from nanoinfer.drafting.prefix_stamps import PrefixStamps
-from nanoinfer.drafting.suffix_index import SuffixIndex
+from nanoinfer.drafting.drafters import GrammarDrafter
+from nanoinfer.drafting.ngram import NgramDrafter, SuffixIndex
 from nanoinfer.drafting.tree import TreeDrafter, continuation
 from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.registry import DRAFTERS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.cache.storeys.files.fingerprint import fingerprint
+from nanoinfer.cache.storeys.files.keys import fingerprint
 from nanoinfer.kernels.selection import selected
 from nanoinfer.model import fingerprint as model_fingerprint
 from nanoinfer.model.attention.torch_native import TorchNativeBackend

@@ -1,11 +1,62 @@
 """Bound: keeps all files in a folder together within `max_bytes`. Those used longest ago go first, of whatever format."""
 
 import heapq
+import os
+import re
 import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 from nanoinfer.cache.storeys.files.file_operations import FileOperations
-from nanoinfer.cache.storeys.files.last_use import LastUse
-from nanoinfer.cache.storeys.files.names import is_finished, is_unfinished
+
+_FINISHED = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
+_UNFINISHED = re.compile(r"unfinished-[0-9a-f]{32}")
+LATEST = 1 << 62  # ns, in the year 2116
+
+
+def finished_name(fingerprint: str, content: str) -> str:
+    """The name of a file with K/V: two hexadecimal digests, of which it has the first 32 digits each."""
+    return f"{fingerprint[:32]}-{content[:32]}.safetensors"
+
+
+def unfinished_name(random: bytes) -> str:
+    """The name of a file while it is written; `random` has 16 bytes."""
+    return f"unfinished-{random.hex()}"
+
+
+def is_finished(name: str, fingerprint: str = "") -> bool:
+    """Whether it is the name of a file with K/V, with this fingerprint if one is given."""
+    return name.startswith(fingerprint[:32]) and _FINISHED.fullmatch(name) is not None
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether it is the name of a file that is being written, or was when its process was killed."""
+    return _UNFINISHED.fullmatch(name) is not None
+
+
+class LastUse:
+    """Each use is later than every use that was seen before it, here or by another process, also if the clock has been put
+    back meanwhile. So a clock that jumps changes nothing about which file was used before which."""
+
+    def __init__(self, operations: FileOperations):
+        self._operations, self._newest = operations, 0  # ns
+        self._lock = threading.Lock()  # of _newest: readers and writers note uses
+
+    def saw(self, status: os.stat_result) -> int:
+        """When a file was last used, ns. A time that cannot be is as good as long ago."""
+        use = status.st_mtime_ns if status.st_mtime_ns < LATEST else 0
+        with self._lock:
+            self._newest = max(self._newest, use)
+        return use
+
+    def now(self, names: Iterable[str]) -> None:
+        """Note that files are used now, the first ones before the last ones."""
+        for name in names:
+            with self._lock:
+                self._newest = use = max(self._newest + 1, time.time_ns())
+            with suppress(OSError):  # it is gone, or the disk is read-only
+                self._operations.touch(name, use)
 
 
 class Bound:

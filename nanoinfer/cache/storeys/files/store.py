@@ -23,13 +23,10 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.cache.storeys.files.block_files import BlockFiles, FileStats
-from nanoinfer.cache.storeys.files.chain import as_tokens, block_keys
 from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat
 from nanoinfer.cache.storeys.files.file_operations import FileOperations
-from nanoinfer.cache.storeys.files.fingerprint import Field, fingerprint
-from nanoinfer.cache.storeys.files.folder import Folder
-from nanoinfer.cache.storeys.files.namespaces import MOST_BYTES
-from nanoinfer.cache.storeys.files.permissions import open_folder
+from nanoinfer.cache.storeys.files.folder import Folder, open_folder
+from nanoinfer.cache.storeys.files.keys import MOST_BYTES, Field, as_tokens, block_keys, fingerprint
 from nanoinfer.cache.storeys.files.worker import Pace, Worker
 from nanoinfer.cache.storeys.storey_blocks import FileBlocks
 from nanoinfer.version import __version__
@@ -77,12 +74,12 @@ class FileStore:
       with others are not found. The store adds what depends on itself: versions, `token_bytes` and `block_size`.
     - `max_bytes`: what all files of the folder may take up together, also those with other fingerprints; None: any size.
     - `token_bytes`: how many bytes the K/V of one token has, which must be all that a slot owns: nothing else comes back.
-    - `trust`: read what another user could have planted, too (see permissions.py).
+    - `trust`: read what another user could have planted, too (see folder.py).
     - `file_bytes`: how much K/V goes into one file; `queued_bytes`: how much K/V may wait for the writer;
       `bytes_per_second`: how much it writes in a second on average, except for `flush` and `close`; None: as it can.
 
     `tokens` are always those of a sequence from its beginning; `namespace` is bytes that keep equal tokens apart (see
-    namespaces.py); K/V is uint8 [n, token_bytes]. ValueError for a folder that cannot be used, and for arguments that do
+    keys.py); K/V is uint8 [n, token_bytes]. ValueError for a folder that cannot be used, and for arguments that do
     not fit together. When it is closed, and in a forked process, nothing is found and nothing is written.
     """
 
@@ -145,7 +142,7 @@ class FileStore:
         return self._blocks.reach(namespace, as_tokens(tokens), start)
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks with these keys (see chain.py) are in files. It looks into memory only."""
+        """Which of the blocks with these keys (see keys.py) are in files. It looks into memory only."""
         return self._blocks.has(keys) if self._works() else [False] * len(keys)
 
     def keeps(self, keys: Sequence[bytes]) -> list[bool]:

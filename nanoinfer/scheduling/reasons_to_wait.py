@@ -1,6 +1,10 @@
-"""In-batch prefix sharing: waiting requests that start with the same long prefix compute it only once."""
+"""Why a request waits although it is next: another one computes the prefix that it needs, or it still cannot fit.
 
-from collections.abc import Hashable
+In-batch prefix sharing (PassPrefixes): waiting requests that start with the same long prefix compute it only once.
+Blocked is an optimisation that you can skip on a first reading: the scheduler decides the same without it.
+"""
+
+from collections.abc import Hashable, Sequence
 from math import ceil
 
 import numpy as np
@@ -12,6 +16,7 @@ from nanoinfer.requests.req import Req
 # If this pass computes at least this many of the tokens that a request needs, the request waits one pass and then finds
 # them in the tree. For fewer tokens, it is better to have one more request in this pass than to save the tokens.
 WORTH_WAITING_FOR = 32
+State = tuple[int, int, int]  # requests that have arrived, requests that have ended, insertions into the tree
 
 
 class PassPrefixes:
@@ -45,3 +50,32 @@ class PassPrefixes:
 
     def _beginning(self, req: Req, tokens: np.ndarray) -> tuple[TreeNode | None, Hashable, bytes]:
         return req.last_node, req.extra_key, tokens[: self._size].tobytes()
+
+
+class Blocked:
+    """Remembers the first request that did not fit, and the engine's state at that time.
+
+    As long as the state is the same, admission would end at the same request again. Checking that needs no look-up in
+    the tree.
+    """
+
+    def __init__(self, cache: CacheManager):
+        self._cache = cache
+        self._req: Req | None = None
+
+    def note(self, req: Req, state: State, covered: int) -> None:
+        """`req` does not fit. `covered`: tokens of its prefix that other requests have locked anyway, so that they take no
+        extra room."""
+        self._req, self._noted, self._covered = req, state, covered
+
+    def forget(self) -> None:
+        """Something has changed that may let it in."""
+        self._req = None
+
+    def still(self, state: State, running: Sequence[Req], ratio: float) -> bool:
+        """True when the request still cannot fit. A lower ratio gives more room and needs less."""
+        if self._req is None or not running or state != self._noted:
+            return False
+        promised = sum(self._cache.outstanding_size(req, ratio) for req in running)
+        room = self._cache.obtainable_size() - promised
+        return self._cache.outstanding_size(self._req, ratio) - self._covered > room
