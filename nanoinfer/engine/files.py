@@ -4,8 +4,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.adapters.content import adapter_digest
+from nanoinfer.adapters.adapter import Adapter, adapter_digest
 from nanoinfer.cache.storeys.disk import DiskStorey
 from nanoinfer.cache.storeys.fetch_costs import FetchCosts
 from nanoinfer.cache.storeys.files import FileStore, namespace_bytes

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nanoinfer.kernels.build import cpu_features, library
-from nanoinfer.kernels.selection import selection_of
+from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.layers.linear import Linear, quantization_of
 from nanoinfer.model.loader import LoadedModel
 

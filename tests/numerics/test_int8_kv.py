@@ -11,7 +11,7 @@ from nanoinfer.cache.int8_kv_storage import Int8KVStorage
 from nanoinfer.cache.kv_storage import PlainKVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.selection import selection_of
+from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import InputMetadata

@@ -10,7 +10,7 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.kernels import TorchKernels
 from nanoinfer.kernels.program import Program
-from nanoinfer.kernels.selection import Selection
+from nanoinfer.kernels.select import Selection
 from nanoinfer.model.layers import int8_weights
 from nanoinfer.model.layers.int4_weights import Int4Weights, quantize
 from nanoinfer.model.layers.int8_weights import Int8Weights

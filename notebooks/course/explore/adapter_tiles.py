@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoinfer.adapters.adapter import random_adapter
 from nanoinfer.adapters.projections import projections
-from nanoinfer.adapters.random_adapter import random_adapter
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.viz.words import count, num_bytes

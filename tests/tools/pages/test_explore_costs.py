@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanoinfer.adapters.random_adapter import random_adapter
+from nanoinfer.adapters.adapter import random_adapter
 from nanoinfer.model.adapter_rows import TILE_ROWS
 from nanoinfer.model.loader import LoadedModel
 from notebooks.course.explore import Bars, Cells, Explorable, Lines, Numbers
