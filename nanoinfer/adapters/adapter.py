@@ -1,11 +1,15 @@
-"""Adapter: one loaded adapter."""
+"""Adapter: one loaded adapter, and its digest, under which K/V of it is kept for later, whatever it is called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 
-from nanoinfer.adapters.projections import LowRank
+import torch
+
+from nanoinfer.adapters.projections import LowRank, projections
+from nanoinfer.model.loader import LoadedModel
 
 _ids = count(1)
 
@@ -40,3 +44,23 @@ class Adapter:
 
     def __repr__(self) -> str:
         return f"Adapter({self.name!r}, {str(self.path)!r})"
+
+
+def adapter_digest(adapter: Adapter) -> str:
+    """SHA-256 over the projections, scales, shapes, dtypes and numbers of an adapter: the same for equal ones, always."""
+    digest = sha256()
+    for name, part in sorted(adapter.parts.items()):
+        for tensor in (part.a, part.b):
+            digest.update(f"{name} {part.scale!r} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def random_adapter(model: LoadedModel, rank: int, seed: int = 0) -> Adapter:
+    """An adapter of all projections of `model`, made in memory, in float32, for timing passes without files. The same seed
+    gives the same weights."""
+    generator, parts = torch.Generator().manual_seed(seed), {}
+    for name, projection in projections(model.model).items():
+        a = torch.randn(rank, projection.in_features, generator=generator) / projection.in_features**0.5
+        parts[name] = LowRank(a, torch.randn(projection.columns, rank, generator=generator) / 100, 1.0)
+    return Adapter(f"rank {rank}, seed {seed}", Path("random"), parts)

@@ -18,8 +18,7 @@ T = TypeVar("T")
 MOST_ALPHA = 1e9  # beyond any use; with much more, what an adapter adds is infinite in float32
 ALL_LINEAR = "all-linear"  # as target_modules: every projection
 EMBEDDINGS = ("lm_head", "model.embed_tokens")  # PEFT can adapt these, too
-MERGE = "; merge it into its model with the package peft (merge_and_unload), and load that"
-OR_MERGE = MERGE.replace(";", ", or", 1)
+MERGE = "merge it into its model with the package peft (merge_and_unload), and load that"
 
 # Fields that say how an adapter was trained or where it comes from, and change nothing about what it computes now.
 IRRELEVANT = {
@@ -27,23 +26,11 @@ IRRELEVANT = {
     *("lora_dropout", "corda_config", "eva_config", "loftq_config", "lora_ga_config", "ensure_weight_tying"),
     *("megatron_core", "qalora_group_size", "runtime_config"),  # read only with fields that are refused, or never saved
 }
-# Fields that must be null, false or empty, and why.
+# Fields that must be null, false or empty: with them, an adapter is something else than low-rank additions to projections.
 REFUSED = {
-    "alora_invocation_tokens": "an adapter that sets in at certain tokens (aLoRA) is not supported",
-    "arrow_config": "a mixture of several adapters (Arrow) is not supported",
-    "fan_in_fan_out": f"weights stored as [in, out] are not supported{MERGE}",
-    "kasa_config": "KaSA, which changes the model's own weights, is not supported",
-    "layer_replication": "a model with repeated layers is not supported",
-    "lora_bias": f"an adapter with biases is not supported{MERGE}",
-    "megatron_config": "Megatron's parallel layers are not supported",
-    "modules_to_save": f"an adapter that replaces whole modules is not supported{MERGE}",
-    "monteclora_config": "random samples of an adapter (MonteCLoRA) are not supported",
-    "target_parameters": f"only projections can have an adapter, not single parameters{MERGE}",
-    "trainable_token_indices": f"an adapter that changes embeddings is not supported{MERGE}",
-    "use_bdlora": "block-diagonal adapters (BD-LoRA) are not supported",
-    "use_dora": f"DoRA, which also scales the model's own weights, is not supported{MERGE}",
-    "use_qalora": "adapters of averaged inputs (QA-LoRA) are not supported",
-    "velora_config": "VeLoRA, which stores more than two tensors per projection, is not supported",
+    *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
+    *("megatron_config", "modules_to_save", "monteclora_config", "target_parameters", "trainable_token_indices"),
+    *("use_bdlora", "use_dora", "use_qalora", "velora_config"),
 }
 # Ways to begin training. With some, training changed the model's own weights first, so the adapter alone is not all.
 HARMLESS_STARTS = (True, False, None, "eva", "gaussian", "mica", "orthogonal")
@@ -229,17 +216,17 @@ def _refuse_other_kinds(raw: dict[str, Any]) -> None:
     """AdapterError naming the first field with which the adapter would be something else than low-rank additions."""
     if raw.get("peft_type") != "LORA":
         raise AdapterError(f"peft_type={shown(raw.get('peft_type'))}: must be 'LORA', the only kind supported")
-    for name, reason in REFUSED.items():
-        if raw.get(name):
-            raise AdapterError(f"{name}={shown(raw[name])}: {reason}")
+    for name in sorted(REFUSED & raw.keys()):
+        if raw[name]:
+            raise AdapterError(f"{name}={shown(raw[name])}: is not supported; {MERGE}")
     if raw.get("bias", "none") != "none":
-        raise AdapterError(f"bias={shown(raw['bias'])}: must be 'none'; changed biases are not supported{MERGE}")
+        raise AdapterError(f"bias={shown(raw['bias'])}: must be 'none'; {MERGE}")
     start = raw.get("init_lora_weights")
     start = start.lower() if isinstance(start, str) else start
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
         raise AdapterError(
             f"init_lora_weights={shown(raw['init_lora_weights'])}: this way to begin changed the model's own weights, and "
-            f"the adapter needs them; save it with peft's path_initial_model_for_weight_conversion{OR_MERGE}"
+            f"the adapter needs them; {MERGE}"
         )
     if not any(type(start) is type(known) and start == known for known in HARMLESS_STARTS):
         known = ", ".join(map(repr, HARMLESS_STARTS))
@@ -247,10 +234,7 @@ def _refuse_other_kinds(raw: dict[str, Any]) -> None:
     known_fields = {"peft_type", "bias", "init_lora_weights", *CHECKS, *REFUSED, *IRRELEVANT}
     for name, value in raw.items():
         if name not in known_fields and value:
-            written = (
-                f" (peft {raw['peft_version']} wrote the file)" if isinstance(raw.get("peft_version"), str) else ""
-            )
-            raise AdapterError(f"{name}={shown(value)}: is not known here{written}; must be null, false or empty")
+            raise AdapterError(f"{name}={shown(value)}: is not known here; must be null, false or empty")
 
 
 def shown(value: object) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from nanoinfer.adapters.peft_config import EMBEDDINGS, MERGE, AdapterConfig, shown
 from nanoinfer.adapters.projections import LowRank, Projection, projections
 from nanoinfer.errors import AdapterError
-from nanoinfer.model.other_formats import INDEX, PICKLED, SINGLE, pointer_problem
+from nanoinfer.model.other_formats import PICKLED, pointer_problem
 
 BUNDLED_ADAPTERS = ("rhymes", "sea")  # of the story model
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -50,11 +50,7 @@ def _check_folder(folder: Path) -> None:
         )
     config, tensors = folder / CONFIG_FILE, folder / TENSORS_FILE
     if not config.is_file():
-        if any((folder / name).exists() for name in ("config.json", SINGLE, INDEX)):
-            raise AdapterError(f"is a whole model, not an adapter: it has no {CONFIG_FILE}")
-        inside = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
-        hint = f"; there are adapters in the folders inside it: {', '.join(inside[:10])}" if inside else ""
-        raise AdapterError(f"no {CONFIG_FILE} there{hint}")
+        raise AdapterError(f"no {CONFIG_FILE} there")
     if not tensors.is_file():
         pickled = sorted(file.name for file in folder.glob("adapter_model.*") if file.suffix in PICKLED)
         if pickled:
@@ -74,7 +70,7 @@ def _targets(config: AdapterConfig, available: dict[str, Projection]) -> dict[st
         if config.targets(name):
             raise AdapterError(
                 f"target_modules={shown(config.target_modules)}: targets {name}; only projections of attention and MLP can "
-                f"have an adapter: {kinds}{MERGE}"
+                f"have an adapter: {kinds}; {MERGE}"
             )
     targeted = {name: projection for name, projection in available.items() if config.targets(name)}
     if not targeted:

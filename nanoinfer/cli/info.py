@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     import transformers
 
     from nanoinfer.engine.stats import captured, selections
-    from nanoinfer.model.layers.kept_weights import weight_bytes
+    from nanoinfer.model.layers.linear import weight_bytes
     from nanoinfer.model.sampling_defaults import in_words
 
     llm = load(args)

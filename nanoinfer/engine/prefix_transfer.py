@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.adapters.content import adapter_digest
+from nanoinfer.adapters.adapter import Adapter, adapter_digest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat, Part, checksum
 from nanoinfer.cache.storeys.files.keys import MOST_BYTES, as_tokens, namespace_bytes

@@ -24,7 +24,7 @@ from typing import Any, TypedDict
 
 from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.kernels.selection import Selection, selection_of
+from nanoinfer.kernels.select import Selection, selection_of
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.open_requests import OpenRequests

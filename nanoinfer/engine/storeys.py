@@ -7,8 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.adapters.content import adapter_digest
+from nanoinfer.adapters.adapter import Adapter, adapter_digest
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.disk import DiskStorey
 from nanoinfer.cache.storeys.files import FileStore, namespace_bytes

@@ -4,8 +4,7 @@
 """
 
 from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.select import KERNELS, select_kernels
-from nanoinfer.kernels.selection import Selection, selection_of
+from nanoinfer.kernels.select import KERNELS, Selection, select_kernels, selection_of
 from nanoinfer.kernels.torch_native import TorchKernels
 
 __all__ = ["KERNELS", "Kernels", "Selection", "TorchKernels", "select_kernels", "selection_of"]

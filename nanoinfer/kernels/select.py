@@ -1,13 +1,42 @@
-"""Selects the kernels that a model runs on: the requested ones, or the fastest available."""
+"""Selects the kernels that a model runs on, the requested ones or the fastest available. A Selection tells the choice."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.selection import AS_ASKED, selected
 from nanoinfer.kernels.torch_native import TorchKernels
 
+AS_ASKED = "as asked for"
 KERNELS = ("auto", "cpp", "onednn", "torch")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`name`: as in the option that chooses (`cpp`, `torch_native`). `reason`: why no faster one runs; "" for the fastest.
+
+    `str()` gives both: "torch (not cpp: no C++ compiler: ...)".
+    """
+
+    name: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
+
+
+def selected(chosen: Any, name: str, reason: str = "") -> Any:
+    """Set the attribute `selection` of `chosen`, which is kernels or an attention backend, and return it."""
+    chosen.selection = Selection(name, reason)
+    return chosen
+
+
+def selection_of(chosen: object) -> Selection:
+    """The Selection that `selected` gave to `chosen`; for an object that was made by hand, the name of its class."""
+    selection = getattr(chosen, "selection", None)
+    return selection if isinstance(selection, Selection) else Selection(type(chosen).__name__)
 
 
 def check_name(name: str) -> None:
@@ -19,7 +48,7 @@ def check_name(name: str) -> None:
 def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kernels:
     """`cpp`, `onednn` or `torch` by name. `auto` takes the first of these that can be used for `dtype` on `device`.
 
-    `selection_of` tells which ones were chosen, and why no faster ones (see selection.py).
+    `selection_of` tells which ones were chosen, and why no faster ones.
     ValueError for any other name, KernelsUnavailableError with the reason when the named kernels cannot be used.
     """
     check_name(name)

@@ -14,7 +14,7 @@ from torch import nn
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError, Program
-from nanoinfer.kernels.selection import selection_of
+from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nanoinfer.kernels.program import NotCapturableError
-from nanoinfer.kernels.selection import selection_of
+from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata

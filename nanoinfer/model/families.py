@@ -29,8 +29,8 @@ from nanoinfer.registry import MODEL_FAMILIES
 MODEL_FAMILIES.update(
     LlamaForCausalLM="nanoinfer.model.llama",
     MistralForCausalLM="nanoinfer.model.mistral",
-    Qwen2ForCausalLM="nanoinfer.model.qwen2",
-    Qwen3ForCausalLM="nanoinfer.model.qwen3",
+    Qwen2ForCausalLM="nanoinfer.model.qwen",
+    Qwen3ForCausalLM="nanoinfer.model.qwen",
     Gemma3ForCausalLM="nanoinfer.model.gemma3",
     Phi3ForCausalLM="nanoinfer.model.phi3",
 )

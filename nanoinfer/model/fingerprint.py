@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from nanoinfer.kernels.build import cpu_features, library
-from nanoinfer.kernels.selection import selection_of
-from nanoinfer.model.layers.kept_weights import quantization_of
-from nanoinfer.model.layers.linear import Linear
+from nanoinfer.kernels.select import selection_of
+from nanoinfer.model.layers.linear import Linear, quantization_of
 from nanoinfer.model.loader import LoadedModel
 
 # Fields of a ModelConfig that say what is done with K/V's results, or are about the file.

@@ -9,9 +9,8 @@ from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_windows
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
 from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM, Rotation
-from nanoinfer.model.rope import RopeScaling
+from nanoinfer.model.rope import RopeScaling, RotaryEmbedding
 
 
 class Gemma3DecoderLayer(DecoderLayer):

@@ -9,13 +9,11 @@ from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.embedding import Embedding
-from nanoinfer.model.layers.kept_weights import quantization_of
-from nanoinfer.model.layers.linear import FusedLinear, GatedLinear, Linear, LMHead
+from nanoinfer.model.layers.linear import Embedding, FusedLinear, GatedLinear, Linear, LMHead, quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
+from nanoinfer.model.rope import RotaryEmbedding
 
 # Cosine and sine tables [max_len, D/2] and the positions [T] to look up in them.
 Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -1,4 +1,5 @@
-"""RopeScaling: stretches rotary frequencies (linear, llama3 or yarn) for contexts longer than those seen in training."""
+"""Rotary embeddings (Su et al., 2021), and RopeScaling, which stretches their frequencies (linear, llama3 or yarn) for
+contexts longer than those seen in training."""
 
 import math
 from dataclasses import dataclass
@@ -137,3 +138,27 @@ def _number(rope: dict[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UnsupportedModelError(f"rope {name}={value!r}: must be a number")
     return value
+
+
+class RotaryEmbedding:
+    """Positions as rotations of query and key: cosine and sine tables `[max_len, D/2]`, computed once. Pairs are
+    (i, i + D/2), as in Hugging Face checkpoints."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_len: int,
+        theta: float,
+        scaling: RopeScaling,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        angles = torch.outer(torch.arange(max_len).float(), inverse_frequencies(head_dim, theta, scaling))
+        self.cos = (angles.cos() * scaling.attention_factor).to(dtype).to(device)
+        self.sin = (angles.sin() * scaling.attention_factor).to(dtype).to(device)
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
+    """Radians per token for each pair, float32 `[D/2]`: those of the training, stretched by `scaling`."""
+    inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    return scaling.stretch(inv_freq, theta)

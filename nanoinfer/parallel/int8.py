@@ -8,7 +8,7 @@ exactly, so the result has the bits of a single process.
 import torch
 
 from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.selection import Selection
+from nanoinfer.kernels.select import Selection
 from nanoinfer.model.layers.int8_weights import MOST_INPUTS, exact_sums, finish, quantize
 from nanoinfer.parallel.communicator import Communicator
 

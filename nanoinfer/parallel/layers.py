@@ -18,8 +18,7 @@ from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.kernels import Kernels
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.layers.embedding import Embedding
-from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
+from nanoinfer.model.layers.linear import Embedding, FusedLinear, Linear, LMHead
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.model.split import Cut
 from nanoinfer.parallel.communicator import Communicator

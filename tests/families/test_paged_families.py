@@ -1,30 +1,23 @@
-"""forward_tensor with every family: its logits are those of transformers, whatever mix of chunks and drafts comes."""
+"""forward_tensor and sessions with every family: their logits and tokens are those of transformers."""
 
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from nanoinfer.paged.generator import GeneratorTorch
-from tests.helpers.checkpoints import FAMILIES
-from tests.helpers.paged import Caller
+from nanoinfer.sessions.inference import InferenceEngine
+from nanoinfer.sessions.offline_scheduler import OfflineScheduler
+from tests.helpers.checkpoints import FAMILIES, greedy
+from tests.helpers.paged import FAMILIES as OF_PAGED
+from tests.helpers.paged import PROMPTS, Caller, close
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42], list(range(100, 121)))
-OPTIONS: dict[str, dict[str, object]] = {
-    "mistral": {"sliding_window": 5},
-    "qwen3": {"head_dim": 24, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
-    "phi3": {"sliding_window": 6},
-}
-OPTIONS_OF = {family: OPTIONS.get(family, {}) for family in FAMILIES}
-
-
-def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,7 @@ def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_prefill_and_decode_have_the_logits_of_transformers(
     family: str, block_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
-    path = checkpoint(family, **OPTIONS_OF[family])
+    path = checkpoint(family, **OF_PAGED[family])
 
     @torch.no_grad()
     def expected(tokens: Sequence[int]) -> torch.Tensor:
@@ -55,7 +48,7 @@ def test_prefill_and_decode_have_the_logits_of_transformers(
 def test_any_mix_of_chunks_and_drafts_in_any_order(
     seed: int, family: str, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
-    path = checkpoint(family, **OPTIONS_OF[family])
+    path = checkpoint(family, **OF_PAGED[family])
     rng = random.Random(seed)
     block_size = rng.choice([1, 3, 4, 16])
     caller = Caller(GeneratorTorch(path), 5 * (60 // block_size + 1), block_size, seed)
@@ -68,3 +61,33 @@ def test_any_mix_of_chunks_and_drafts_in_any_order(
         with torch.no_grad():
             expected = {i: oracle(path)(torch.tensor([caller.tokens[i]])).logits[0] for i in new}
         close(logits, torch.cat([expected[i][-len(new[i]) :] for i in new]))
+
+
+SESSIONS = [[5, 9, 200, 31, 7], [7], [250, 11, 64, 3, 3, 3, 90, 12, 13, 14, 15], [5, 9, 201]]
+LENGTHS = [6, 9, 3, 12]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4, "head_dim": 24},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"num_key_value_heads": 1},
+    "gemma3": {"final_logit_softcapping": 0.3},
+    "phi3": {"sliding_window": 4},
+}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(
+    family: str, batched: bool, checkpoint: Checkpoint, oracle: Oracle
+) -> None:
+    """The last two requests join after two steps."""
+    path = checkpoint(family, **OPTIONS.get(family, {}))
+    scheduler = OfflineScheduler(InferenceEngine(path), batched)
+    for i, (prompt, length) in enumerate(zip(SESSIONS, LENGTHS, strict=True)):
+        if i == 2:
+            scheduler.step()
+            scheduler.step()
+        scheduler.add_request(prompt, max_new_tokens=length, temperature=0.0, stop_on_eos=False)
+    while scheduler.has_unfinished():
+        scheduler.step()
+    expected = [greedy(oracle(path), prompt, length) for prompt, length in zip(SESSIONS, LENGTHS, strict=True)]
+    assert [session.generated_ids for session in scheduler.sessions.values()] == expected

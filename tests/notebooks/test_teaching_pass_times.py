@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanoinfer.adapters.random_adapter import random_adapter
+from nanoinfer.adapters.adapter import random_adapter
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.functions import Function
 from nanoinfer.model.random_model import random_model

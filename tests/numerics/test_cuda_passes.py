@@ -14,8 +14,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.program import NotCapturableError
-from nanoinfer.kernels.select import select_kernels
-from nanoinfer.kernels.selection import selected
+from nanoinfer.kernels.select import select_kernels, selected
 from nanoinfer.kernels.torch_native import TorchKernels
 from nanoinfer.model import cuda_passes
 from nanoinfer.model.attention import select_attention_backend

@@ -1,8 +1,6 @@
 """Drafts with a model: whoever drafts, in any pool, what is returned is the same as without."""
 
-from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from tests.helpers.oracles import VOCAB, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
 from tests.helpers.waiting import run
 
-Checkpoint = Callable[..., Path]
 WITH_TEXT: Asked = [
     *ASKED,
     (STEM[5:25], {"seed": 4, "stop": ["w1", "w2 w", "w9"]}),

@@ -10,11 +10,10 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.kv_storage import Int8KVStorage, PlainKVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.selection import selection_of
+from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.attention.base import AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.paged import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES
 from tests.helpers.kernels import CPU, need_cpp
 
@@ -157,17 +156,6 @@ def test_the_same_memory_holds_nearly_twice_the_tokens(monkeypatch: pytest.Monke
         KV_STORAGES[name].bytes_per_token(*LLM("story", dtype="bfloat16").model._kv_shape) for name in ("plain", "int8")
     ]
     assert sizes == [2**18 // num_bytes for num_bytes in per_token]
-
-
-def test_what_int8_cannot_do_is_refused_by_name(story: LLM) -> None:
-    pool = story.model.new_kv_pool(16, 4, "int8")
-    with pytest.raises(ValueError, match=r"Int8KVStorage.*no plain buffers"):
-        GeneratorTorch(story.model).pool_as_blocks(pool)
-    for name in ("fp8", "fp8_e4m3"):
-        with pytest.raises(
-            ValueError, match=r"kv_cache_dtype='fp8.*int8.*fp8 is not implemented, int8 takes as little"
-        ):
-            LLM("no/such-model", kv_cache_dtype=name)
 
 
 def test_a_storage_that_derives_from_int8_is_not_read_as_int8(monkeypatch: pytest.MonkeyPatch) -> None:

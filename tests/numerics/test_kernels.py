@@ -30,15 +30,6 @@ def test_linear_is_torchs(both: tuple[Kernels, torch.dtype], rows: int, inputs: 
         )
 
 
-def test_a_row_of_a_product_is_the_same_bits_whatever_rows_are_beside_it(cpp: tuple[CppKernels, torch.dtype]):
-    kernels, dtype = cpp
-    x, packed = random(40, 224, dtype=dtype), kernels.pack(random(96, 224, dtype=dtype, seed=1))
-    whole = kernels.linear(x, packed, None, 96)
-    for size in (1, 2, 3, 4, 5, 6, 7, 11):
-        parts = [kernels.linear(part, packed, None, 96) for part in x.split(size)]
-        assert torch.equal(torch.cat(parts), whole)
-
-
 @pytest.mark.parametrize("size", [8, 16, 64, 100, 896])
 def test_norms_are_torchs(both: tuple[Kernels, torch.dtype], size: int):
     kernels, dtype = both

@@ -10,12 +10,11 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.kernels import TorchKernels
 from nanoinfer.kernels.program import Program
-from nanoinfer.kernels.selection import Selection
+from nanoinfer.kernels.select import Selection
 from nanoinfer.model.layers import int8_weights
 from nanoinfer.model.layers.int4_weights import Int4Weights, quantize
 from nanoinfer.model.layers.int8_weights import Int8Weights
-from nanoinfer.model.layers.kept_weights import quantization_of, weight_bytes
-from nanoinfer.model.layers.linear import Linear
+from nanoinfer.model.layers.linear import Linear, quantization_of, weight_bytes
 from nanoinfer.model.layers.linear_weights import DenseWeights
 from nanoinfer.model.loader import load_model
 from tests.helpers.checkpoints import FAMILIES, save_checkpoint

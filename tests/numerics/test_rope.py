@@ -10,7 +10,7 @@ import transformers
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.layers.rotary_embedding import RotaryEmbedding
+from nanoinfer.model.rope import RotaryEmbedding
 from tests.helpers.checkpoints import REMOVED, edited, greedy, tiny_config
 from tests.helpers.rows import random_tokens
 

@@ -1,8 +1,9 @@
-"""Grammars that would end the process or take for ever: each is compiled, or refused with a sentence."""
+"""Random grammars: those that would end the process or take for ever, and any under pressure, with and without drafts."""
 
 import gc
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from nanoinfer.grammars.compiler import Compiler
 from nanoinfer.grammars.grammar import Grammar, Refusal
 from nanoinfer.grammars.trial import tried
+from tests.helpers.fetches import Fetches
 from tests.helpers.grammars import EOS, allowed, story_compiler
 from tests.helpers.large_grammars import LINKS, RULES, chain_of_refs, chain_of_rules, large_grammar
 from tests.helpers.waiting import HANG_S
+from tests.soak.episodes import grammars
 
 SEEDS = 400  # of the soak
 STOPPED_S = 0.2  # for so long no other thread may be kept from running
@@ -99,3 +102,32 @@ def test_random_grammars_up_to_ten_times_every_limit_are_compiled_or_refused_in_
         watcher.join()
     assert any(each is not None for each in verdicts)
     assert None in verdicts
+
+
+@pytest.mark.slow
+def test_random_grammars_hold_under_pressure_and_drafts_change_no_token() -> None:
+    models, counts = grammars.Models(), Counter[str]()
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        config = grammars.random_config(rng) | {"drafter": grammars.DRAFTERS[seed]}
+        config |= {"max_total_tokens": 72, "page_size": (1, 8)[seed % 2], "max_running_requests": 4 + seed}
+        config |= {"schedule_conservativeness": 0.001, "disable_radix_cache": False, "num_scheduler_steps": 1}
+        engine, of_one = grammars.run_episode(models, rng, config)
+        stats = engine.stats()
+        of_one |= {name: getattr(stats, name) for name in ("retractions", "evicted_tokens", "accepted_tokens")}
+        counts += of_one
+    wanted = ["retractions", "evicted_tokens", "accepted_tokens", "stop", "length", "abort", "stuck", "paused"]
+    kinds = ["regex", "json_schema", "choice", "grammar"]
+    assert all(counts[name] for name in [*wanted, *kinds, *(f"beginnings of {kind}" for kind in kinds)]), counts
+
+
+@pytest.mark.slow
+def test_an_episode_follows_from_its_seed() -> None:
+    models, found = grammars.Models(Fetches()), []
+    for _ in range(2):
+        rng = np.random.default_rng(7)
+        config = grammars.random_config(rng) | {"drafter": ("grammar", "model"), "adaptive_drafts": True}
+        engine, counts = grammars.run_episode(models, rng, config | {"num_scheduler_steps": 1})
+        stats = engine.stats()
+        found.append((counts, stats.drafted_tokens, stats.accepted_tokens, stats.retractions))
+    assert found[0] == found[1]

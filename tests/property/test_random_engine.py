@@ -1,4 +1,4 @@
-"""Engine: arrivals, steps, aborts and flushes in any order, and seeded tokens in any batch."""
+"""Engines and schedulers at random: slots and tokens stay right, and no request waits for ever, whatever comes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduling import reasons_to_wait
+from tests.helpers.adapters import NAMES, Name, alone, outputs, three_adapters
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
+from tests.helpers.fakes import FakeServer, admissions, expected_output
+from tests.helpers.kernels import need_cpp
+from tests.helpers.traffic import serve_at_random
 
 Checkpoint = Callable[..., Path]
 
@@ -68,7 +76,7 @@ def seeded(i: int) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint: Checkpoint) -> list[list[int]]:
+def alone_tokens(checkpoint: Checkpoint) -> list[list[int]]:
     """Tokens of each request, served by itself by a fresh engine without cache."""
     llm = LLM(checkpoint(), disable_radix_cache=True, max_running_requests=1)
     return [llm.generate([prompt], seeded(i), use_tqdm=False)[0].token_ids for i, prompt in enumerate(PROMPTS)]
@@ -77,7 +85,7 @@ def alone(checkpoint: Checkpoint) -> list[list[int]]:
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
 def test_seeded_tokens_are_the_same_in_any_batch(
-    checkpoint: Checkpoint, alone: list[list[int]], page_size: int, disable_radix_cache: bool
+    checkpoint: Checkpoint, alone_tokens: list[list[int]], page_size: int, disable_radix_cache: bool
 ) -> None:
     llm = LLM(
         checkpoint(),
@@ -94,6 +102,110 @@ def test_seeded_tokens_are_the_same_in_any_batch(
             ids[i] = engine.add_request(PROMPTS[i], seeded(i))
             last |= step(engine) if count % 2 else {}
         last |= finish(engine)
-        assert [last[ids[i]].token_ids for i in range(len(PROMPTS))] == alone
+        assert [last[ids[i]].token_ids for i in range(len(PROMPTS))] == alone_tokens
     assert (engine.stats()["cached_tokens"] > 0) == (not disable_radix_cache)
     assert_all_free(engine)
+
+
+CONFIGURATIONS = [
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 40},
+    {"page_size": 1, "schedule_policy": "fcfs", "max_total_tokens": 40, "eviction_policy": "lfu"},
+    {"page_size": 1, "schedule_policy": "dfs-weight", "max_total_tokens": 70, "eviction_policy": "fifo"},
+    {"page_size": 1, "schedule_policy": "random", "max_total_tokens": 40, "disable_radix_cache": True},
+    {"page_size": 1, "schedule_policy": "lpm", "max_total_tokens": 60, "max_prefill_tokens": 10},
+    {"page_size": 4, "schedule_policy": "lpm", "max_total_tokens": 64},
+    {"page_size": 4, "schedule_policy": "dfs-weight", "max_total_tokens": 48, "policy_window": 2},
+    {"page_size": 4, "schedule_policy": "random", "max_total_tokens": 64, "disable_radix_cache": True},
+    {"page_size": 16, "schedule_policy": "lpm", "max_total_tokens": 128, "max_context_len": 128},
+    {"page_size": 16, "schedule_policy": "fcfs", "max_total_tokens": 96, "max_context_len": 128},
+]
+
+
+CONFIGURATIONS += [  # the same in pieces, and with running requests that must give way
+    {**configuration, "chunked_prefill_size": max(chunk, int(str(configuration["page_size"]))), **pressure}
+    for configuration, chunk in zip(CONFIGURATIONS, (1, 2, 3, 5, 7, 4, 6, 9, 16, 31), strict=True)
+    for pressure in ({}, {"schedule_conservativeness": 0.001})
+]
+
+
+CONFIGURATIONS += [  # some of them in groups of decode passes
+    {**configuration, "num_scheduler_steps": (2, 3, 8)[i % 3]} for i, configuration in enumerate(CONFIGURATIONS[::3])
+]
+
+
+@pytest.mark.parametrize("seed", range(len(CONFIGURATIONS)))
+def test_scheduling_never_changes_tokens_nor_loses_a_slot(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration, with requests of its own; in half of them, two tokens are worth waiting for."""
+    monkeypatch.setattr(reasons_to_wait, "WORTH_WAITING_FOR", (reasons_to_wait.WORTH_WAITING_FOR, 2)[seed // 2 % 2])
+    serve_at_random(CONFIGURATIONS[seed], seed, num_requests=50)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "random", "fcfs"])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("max_overtakes", [1, 4])
+def test_the_bound_holds_whatever_comes(policy: str, seed: int, max_overtakes: int) -> None:
+    """With aborts, retractions, chunks and equal prompts that wait for one another."""
+    rng = np.random.default_rng(seed)
+    server = FakeServer(
+        max_total_tokens=48,
+        max_running_requests=int(rng.integers(1, 6)),
+        schedule_policy=policy,
+        policy_window=int(rng.choice([2, 128])),
+        max_overtakes=max_overtakes,
+        chunked_prefill_size=[None, 3, 40][int(rng.integers(3))],
+        schedule_conservativeness=[0.001, 11.0][int(rng.integers(2))],
+        random_seed=seed,
+    )
+    everybody: list[Req] = []
+    first_admitted: list[Req] = []
+    for i in range(250):
+        if i < 200 and rng.random() < 0.6:
+            prompt = [7] * int(rng.integers(0, 35)) + rng.integers(0, 2, size=2).tolist()
+            everybody.append(server.add(prompt, max_new_tokens=int(rng.integers(1, 9))))
+        waiting = [req for req in server.scheduler.waiting if not req.num_retractions]
+        if waiting and rng.random() < 0.03:
+            server.abort(waiting[int(rng.integers(len(waiting)))])
+        first_admitted += admissions(server)
+    server_limit = 2000
+    while server.scheduler.waiting or server.scheduler.running:
+        first_admitted += admissions(server)
+        server_limit -= 1
+        assert server_limit
+    place = {req: i for i, req in enumerate(first_admitted)}
+    assert len(place) == len(first_admitted), "admitted for the first time once"
+    for req in first_admitted:
+        earlier = first_admitted[: place[req]]
+        assert sum(other.ticket > req.ticket for other in earlier) <= max_overtakes
+    for req in everybody:
+        if req.finish_reason != "abort":
+            assert req.output_ids == expected_output(req, server.vocab_size)[0]
+    server.check_all_free()
+
+
+CPP = {"kernels": "cpp", "attention_backend": "cpp"}
+ALONE: dict[tuple[tuple[int, ...], Name], list[dict[int, float]]] = {}
+LOADED: dict[Path, LLM] = {}
+
+
+def shared_llm(path: Path, folders: dict[str, Path]) -> LLM:
+    if path not in LOADED:
+        LOADED[path] = LLM(
+            path, max_total_tokens=1024, max_context_len=40, max_adapters_on_device=2, adapters=folders, **CPP
+        )
+    return LOADED[path]
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_batch_equals_its_requests_alone(data: st.DataObject, checkpoint: Checkpoint) -> None:
+    need_cpp("float32")
+    llm = shared_llm(checkpoint("llama"), three_adapters(checkpoint("llama")))
+    names = data.draw(st.lists(st.sampled_from([None, *NAMES]), min_size=1, max_size=20))
+    token = st.integers(5, 9)
+    prompts = [data.draw(st.lists(token, min_size=1, max_size=9)) for _ in names]
+    together = outputs(llm, prompts, names)
+    for prompt, name, output in zip(prompts, names, together, strict=True):
+        key = (tuple(prompt), name)
+        if key not in ALONE:
+            ALONE[key] = alone(llm, prompt, name)
+        assert output.logprobs == ALONE[key]

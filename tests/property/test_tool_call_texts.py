@@ -9,22 +9,8 @@ from hypothesis import strategies as st
 from nanoinfer.requests.tool_calls import TAGS
 from tests.unit.requests.test_tool_calls import parse
 
-CHUNKS = (
-    *TAGS,
-    *TAGS,
-    '{"name": "f"',
-    ', "arguments": {"a": 1}',
-    "}",
-    "}",
-    "{",
-    '"',
-    "\\",
-    "\n",
-    " ",
-    "x",
-    "<",
-    "</to",
-)
+PARTS = ('{"name": "f"', ', "arguments": {"a": 1}', "}", "}", "{", '"', "\\", "\n", " ", "x", "<", "</to")
+CHUNKS = (*TAGS, *TAGS, *PARTS)
 scraps = st.lists(st.sampled_from(CHUNKS) | st.text(max_size=3), max_size=20).map("".join)
 words = st.text(max_size=8) | st.sampled_from([*TAGS, 'a"b', "{}", "\\"])
 values = st.recursive(

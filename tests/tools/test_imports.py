@@ -47,7 +47,7 @@ ROOMS = (
 LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
     *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
-    *("nanoinfer.model.mistral", "nanoinfer.model.qwen3", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
+    *("nanoinfer.model.mistral", "nanoinfer.model.qwen", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
     *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace"),
     *("nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "nanoinfer.cluster"),
     *("fastapi", "uvicorn", "prometheus_client"),

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.selection import AS_ASKED, selected
+from nanoinfer.kernels.select import AS_ASKED, selected
 from nanoinfer.model.attention.base import AttentionBackend, missing_features
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
 from nanoinfer.registry import ATTENTION_BACKENDS

@@ -11,9 +11,8 @@ import torch
 from torch.nn.functional import pad
 
 from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.selection import Selection
-from nanoinfer.model.layers.linear_weights import LinearWeights
-from nanoinfer.model.layers.quantized_weights import columns, cpp_function, on_huge_pages
+from nanoinfer.kernels.select import Selection
+from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 
 GROUP = 32

@@ -1,17 +1,32 @@
-"""Linear layers, single and fused: a fused one computes several of a checkpoint's projections in one matrix product."""
+"""Layers with a matrix of weights: the embedding, and linear layers, single and fused. A fused one computes several of a
+checkpoint's projections in one matrix product."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.kernels import Kernels, Selection, TorchKernels
 from nanoinfer.kernels.base import AddedToGates
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS
+
+
+class Embedding(nn.Module):
+    """`weight` [V, size], which the weight loader fills: a row per token."""
+
+    def __init__(self, num_tokens: int, size: int, dtype: torch.dtype, device: torch.device):
+        super().__init__()
+        self.kernels: Kernels = TorchKernels()
+        table = torch.empty(num_tokens, size, dtype=dtype, device=device)
+        self.weight = nn.Parameter(table, requires_grad=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """`input_ids` [T] int64 → [T, size]. IndexError for an id outside the table."""
+        return self.kernels.embed(self.weight, input_ids)
 
 
 class Linear(nn.Module):
@@ -115,3 +130,20 @@ class LMHead(Linear):
         if self.scale != 1.0:
             logits = self.kernels.scale(logits, self.scale)
         return logits if self.softcap is None else self.kernels.softcap(logits, self.softcap)
+
+
+def quantization_of(network: nn.Module) -> Selection:
+    """The kind of quantized weights of `network`, and why plain torch multiplies by them, if it does. No name: none."""
+    weights = (module.weights for module in network.modules() if isinstance(module, Linear))
+    selections = (getattr(kept, "selection", None) for kept in weights)
+    return next((selection for selection in selections if isinstance(selection, Selection)), Selection(""))
+
+
+def weight_bytes(network: nn.Module) -> int:
+    """The memory that `network`'s parameters and linear weights take; what is shared counts once."""
+    linear = [module for module in network.modules() if isinstance(module, Linear)]
+    kept = (value for module in linear for value in vars(module.weights).values())
+    packed = [value for value in kept if isinstance(value, torch.Tensor)]
+    tensors = (*network.parameters(), *packed)
+    places = {id(tensor) if tensor.is_mkldnn else tensor.data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.itemsize for tensor in places.values())

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from nanoinfer.kernels import Kernels
 from nanoinfer.kernels.huge_pages import HugePages
 from nanoinfer.model.adapter_rows import AdapterRows
-from nanoinfer.model.layers.quantized_weights import columns, cpp_function
+from nanoinfer.model.layers.linear_weights import columns, cpp_function
 
 MOST_PARTS = 3  # projections in one linear layer: q, k and v
 RANKS, WORDS = 8, 16  # the C++ kernel reads A in multiples of so many rows and, in each, of so many words

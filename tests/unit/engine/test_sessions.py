@@ -57,7 +57,7 @@ def served(engine: InferenceEngine, batched: bool, settings: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize(("family", "changes"), FAMILIES[:1])  # all: tests/families/test_sessions_families.py
+@pytest.mark.parametrize(("family", "changes"), FAMILIES[:1])  # all: tests/families/test_paged_families.py
 def test_greedy_tokens_are_those_of_transformers(
     family: str, changes: dict[str, Any], batched: bool, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from nanoinfer import EngineStats, SamplingParams
 from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
 from nanoinfer.kernels import Selection, TorchKernels
-from nanoinfer.kernels.selection import selected
+from nanoinfer.kernels.select import selected
 from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 

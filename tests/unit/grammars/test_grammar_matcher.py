@@ -2,13 +2,16 @@
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nanoinfer import SamplingParams
 from nanoinfer.grammars.bitmask import apply_masks, fill_masks, forbid_other_tokens, forbidden_by_shifts
 from nanoinfer.grammars.matcher import MAX_DIGITS
+from tests.helpers.engines import finish, greedy, make_engine
 from tests.helpers.grammars import EOS, accepts, allowed, byte_tokens, matcher_of, random_output, story_compiler
 
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -206,3 +209,28 @@ def test_random_outputs_of_a_lark_grammar_match_it() -> None:
             ended += 1
             assert output == b"(" * (len(output) // 2) + b"x" + b")" * (len(output) // 2)
     assert ended
+
+
+LIMITED = 'start: x "." x\nx[max_tokens=3]: /[a-z]+/'
+STOPPED = 'start: x "," x\nx[stop="k"]: /[a-z]+/'
+
+
+def outputs(grammars: list[str], **options: Any) -> list[Any]:
+    engine = make_engine(eos=[3], **options)
+    ids = []
+    for i, grammar in enumerate(grammars):
+        for params in (greedy(20, grammar=grammar), SamplingParams(max_new_tokens=20, grammar=grammar, seed=i)):
+            ids.append(engine.add_request("abcdabcdabcd", params))
+    last = finish(engine)
+    return [(last[i].token_ids, last[i].finish_reason, last[i].error, last[i].drafted_tokens) for i in ids]
+
+
+@pytest.mark.parametrize("drafter", ["grammar", "ngram"])
+def test_such_a_grammar_is_served_without_drafts_and_others_beside_it_with_them(drafter: str) -> None:
+    grammars = [LIMITED, STOPPED, 'start: "abcd" "abcdefgh" /[a-z]/+']
+    expected = outputs(grammars)
+    found = outputs(grammars, drafter=drafter, adaptive_drafts=False)
+    assert [each[:3] for each in found] == [each[:3] for each in expected]
+    assert all(error is None for _, _, error, _ in found)
+    assert [drafted for *_, drafted in found[:4]] == [0] * 4
+    assert sum(drafted for *_, drafted in found[4:]) > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nanoinfer.cache.storeys.files.keys import fingerprint
-from nanoinfer.kernels.selection import selected
+from nanoinfer.kernels.select import selected
 from nanoinfer.model import fingerprint as model_fingerprint
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
 from nanoinfer.model.config import ModelConfig

@@ -148,15 +148,6 @@ def test_a_batch_in_neighbouring_slots_gives_the_same_logits(
     assert rows.written_slots(2) == list(range(first_slot, end + 2))
 
 
-def test_a_pass_with_too_many_input_ids_is_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
-    rows = HandWrittenRows(load_model(checkpoint("llama")), 1)
-    with pytest.raises(ValueError, match=r"input_ids: shape \[3\], must be \[2\]"):
-        rows.runner.forward_extend(torch.tensor([5, 6, 7]), [0], [2], [0], [4, 9])
-    with pytest.raises(ValueError, match="out_cache_loc"):
-        rows.runner.forward_decode(torch.tensor([5]), [0], [1], None, [192])
-    assert rows.written_slots(0) == []
-
-
 def test_a_mode_that_does_not_suit_the_batch_is_refused(checkpoint: Checkpoint) -> None:
     rows = HandWrittenRows(load_model(checkpoint("llama")), 1)
     one = torch.ones(1, dtype=torch.int32)

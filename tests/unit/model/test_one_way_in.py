@@ -1,7 +1,6 @@
 """One way into the model: what changes in the network's forward, or in attention, changes for every caller."""
 
 import importlib
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend, select_attention_backend
+from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
@@ -146,23 +145,6 @@ def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpo
     assert InputMetadata.create(runner, 1, ForwardMode.DECODE, [0, 1], [3, 4], None, [6, 7]).logit_rows is None
 
 
-@pytest.mark.parametrize("backend", ["auto", "torch_native"])
-def test_no_network_or_backend_reads_the_fields_that_only_the_seed_has(backend: str, checkpoint: Checkpoint) -> None:
-    loaded = load_model(checkpoint())
-    backends = select_attention_backend(backend, loaded.dtype, loaded.device)
-    runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), backends)
-    described = InputMetadata.__doc__
-    assert described is not None
-    names = re.findall(r"`(\w+)`", described[described.index("No network or backend here reads") :])
-    seeds = {name: None for name in names if name in InputMetadata.__dataclass_fields__ and name != "seq_lens"}
-    assert {"total_num_tokens", "prefix_lens", "other_kv_index", "kv_last_page_len"} <= seeds.keys()
-    for mode, prefix_lens, num_new in ((ForwardMode.EXTEND, [0, 1], 6), (ForwardMode.DECODE, None, 2)):
-        metadata = InputMetadata.create(runner, 1, mode, [0, 1], [3, 4], prefix_lens, range(1, 1 + num_new))
-        ids = torch.arange(3, 3 + num_new)
-        wanted = runner.run(ids, metadata).logits
-        assert torch.equal(runner.run(ids, replace(metadata, **seeds)).logits, wanted)
-
-
 def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
     loaded = load_model(checkpoint())
     runner = ModelRunner(loaded.model, ReqToTokenPool(1, 16), loaded.new_kv_pool(16), TorchNativeBackend())
@@ -249,26 +231,6 @@ def test_a_backend_from_outside_serves_every_caller(
 ) -> None:
     assert use(checkpoint(), attention_backend="mine") == use(checkpoint())
     assert [(backend.extends, backend.decodes) for backend in mine] == [(extends, NEW - 1)]
-
-
-@pytest.mark.parametrize("caller", [LLM, InferenceEngine, GeneratorTorch])
-def test_an_unknown_backend_is_refused_by_name(caller: Callable[..., Any], checkpoint: Checkpoint) -> None:
-    with pytest.raises(ValueError, match="attention_backend='yours': must be one of auto, cpp, torch_native"):
-        caller(checkpoint(), attention_backend="yours")
-
-
-def test_forward_tensor_with_plain_torch_has_its_default_logits(checkpoint: Checkpoint) -> None:
-    logits = []
-    for backend in (None, "auto", "torch_native"):
-        caller = Caller(GeneratorTorch(checkpoint(), attention_backend=backend), 16, 4)
-        prefill = caller.prefill(dict(enumerate(PROMPTS)))
-        new = caller.arguments({0: [9], 1: [8]}, False)
-        for name, padding in (("input_ids", 0), ("position_ids", 0), ("slots", -1), ("input_lengths", 0)):
-            new[name] = torch.cat((torch.tensor([padding]), new[name]))  # a row of padding, before the others
-        new["block_tables"] = torch.cat((torch.full_like(new["block_tables"][:1], -1), new["block_tables"]))
-        logits.append(torch.cat((prefill, caller.generator.forward_tensor(**new)[1:])))
-    for others in logits[1:]:
-        close(others, logits[0])
 
 
 def test_what_a_backend_cannot_do_is_computed_all_the_same(mine: list[Counting], checkpoint: Checkpoint) -> None:

@@ -13,20 +13,6 @@ from tests.helpers.paged import PROMPTS, Caller, Checkpoint, close
 # --- prefill and decode ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama"])  # all of them: tests/families/test_paged_families.py
-@pytest.mark.parametrize("block_size", [1, 4, 16, 128])
-def test_prefill_and_decode_have_the_logits_of_transformers(
-    family: str, block_size: int, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generators(family), num_blocks=160 // block_size + 8, block_size=block_size)
-    logits = caller.prefill(dict(enumerate(PROMPTS)))
-    close(logits, torch.cat([expected(prompt, family) for prompt in PROMPTS]))
-    for step in range(6):
-        new = {i: [50 * i + step] for i in range(len(PROMPTS))}
-        logits = caller.decode(new)
-        close(logits, torch.stack([expected(caller.tokens[i], family)[-1] for i in new]))
-
-
 def test_lm_head_indices_choose_the_rows_that_get_logits_and_their_order(generator: GeneratorTorch) -> None:
     everything = Caller(generator, 16, 4).prefill(dict(enumerate(PROMPTS)))
     for rows in ([6, 9, 10, 31], [3, 0, 3], []):
