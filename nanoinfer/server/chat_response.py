@@ -5,7 +5,7 @@ from typing import Any
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
-from nanoinfer.server.chat_request import ChatRequest
+from nanoinfer.server.bodies import ChatRequest
 from nanoinfer.server.completion_response import prompt_logprobs
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.logprobs import chat_logprobs

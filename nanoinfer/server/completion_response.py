@@ -4,7 +4,7 @@ from typing import Any
 
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.server.completion_request import CompletionRequest
+from nanoinfer.server.bodies import CompletionRequest
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, entries_of_prompt, vllm_entries
 from nanoinfer.server.service import Service

@@ -20,7 +20,7 @@ from nanoinfer.cache.block_events import (
 from nanoinfer.cache.tree_blocks import TreeBlocks
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.server import make_app
-from nanoinfer.server.block_text import News, read_news, read_place, write_news
+from nanoinfer.server.block_events import News, read_news, read_place, write_news
 from tests.helpers.block_mirror import blocks_of_tree
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, patient_app, running

@@ -208,11 +208,8 @@ def test_a_body_may_be_as_long_as_the_limit() -> None:
         ("drain_timeout_s", float("inf")),
         ("api_keys", "a text"),
         ("api_keys", [""]),
-        ("api_keys", ["two words"]),
         ("allowed_hosts", [5]),
-        ("show_prompts", 1),
         ("adapter_root", "/nowhere/at/all"),
-        ("served_model_name", ""),
     ],
 )
 def test_settings_are_checked(field: str, value: Any) -> None:
