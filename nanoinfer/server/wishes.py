@@ -115,26 +115,22 @@ def _wish(
     default: int | None,
 ) -> Wish:
     """`wanted`: tokens per answer; if None, `default`, or else whatever there is room for."""
-    adapter, n, most = (
-        service.adapter_named(body.model),
-        1 if body.n is None else body.n,
-        service.settings.max_completions,
-    )
+    adapter, n = service.adapter_named(body.model), 1 if body.n is None else body.n
+    most = service.settings.max_completions
     if n < 1 or len(prompts) * n > most:
         raise bad_request(f"n={n}: must be at least 1, and with {len(prompts)} prompts at most {most} in all", "n")
     computed = 1 if service.is_greedy(given.values) else n
     each: list[SamplingParams] = []
     made: dict[int, SamplingParams] = {}  # by number of tokens: most prompts have the same
     for prompt, name in zip(prompts, names, strict=True):
-        room = service.max_tokens - len(prompt)
+        room, in_all = service.max_tokens - len(prompt), service.max_tokens
         if room < 1:
-            message = f"{name}: has {len(prompt)} tokens: must have fewer than {service.max_tokens} (the context, or the slots)"
+            message = f"{name}: has {len(prompt)} tokens: must have fewer than {in_all} (the context, or the slots)"
             raise bad_request(message, name.partition("[")[0], "context_length_exceeded")
         if wanted is not None and wanted > room:
-            message = (
-                f"max_tokens={wanted}: must not exceed {room}: {name} has {len(prompt)} tokens, and there is room for "
-            )
-            raise bad_request(f"{message}{service.max_tokens} in all", "max_tokens", "context_length_exceeded")
+            why = f"{name} has {len(prompt)} tokens, and there is room for {in_all} in all"
+            message = f"max_tokens={wanted}: must not exceed {room}: {why}"
+            raise bad_request(message, "max_tokens", "context_length_exceeded")
         count = wanted if wanted is not None else room if default is None else min(default, room)
         if count not in made:
             values = given.values | {"max_new_tokens": count, "n": computed}
@@ -150,8 +146,8 @@ def _ask_for_logprobs(
     logprobs: int | None,
     echoed: int | None = None,
 ) -> None:
-    """Add to `given` which log-probabilities are wanted. `echoed`: of how many likeliest tokens per position of the prompt an
-    echo needs them; None if it needs none at all."""
+    """Add to `given` which log-probabilities are wanted. `echoed`: of how many likeliest tokens per position of the prompt
+    an echo needs them; None if it needs none at all."""
     asked, most = body.prompt_logprobs, service.settings.max_logprobs
     if asked is not None and (body.stream or not 0 <= asked <= most):
         message = f"prompt_logprobs={asked}: must be at least 0 and at most {most}, and not with stream=true"
