@@ -1,4 +1,4 @@
-"""Who gets in: keys, hosts, origins, request ids, sizes of bodies. The applications here need no sockets."""
+"""Who gets in: keys, hosts, origins, request ids, sizes of bodies; and the access log. No sockets."""
 
 import json
 import logging
@@ -228,3 +228,34 @@ def test_after_the_lifespan_the_engine_is_closed() -> None:
     answer = ask(app, "POST", "/v1/completions", json=BODY)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert ask(app, "GET", "/health").status_code == 503
+
+
+def test_the_log_has_one_line_per_request_and_prompts_only_if_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nanoinfer.access")
+    for shown in (False, True):
+        caplog.clear()
+        app = app_with(show_prompts=shown)
+        for _ in range(2):
+            body = {**BODY, "prompt": "hush\nhush", "max_tokens": 8}
+            ask(app, "POST", "/v1/completions", json=body, headers={"x-request-id": "mine"})
+        for wrong in ({"prompt": "hush"}, {**BODY, "max_token": 1}, {**BODY, "model": "else"}):
+            ask(app, "POST", "/v1/completions", json=wrong)
+        lines = [record.getMessage() for record in caplog.records if record.name == "nanoinfer.access"]
+        first, second, *wrong = lines
+        for part in (
+            "POST /v1/completions 200",
+            "id=mine",
+            "model=nanoinfer",
+            "prompt=9",
+            "cached=0",
+            "output=8",
+            "end=length",
+        ):
+            assert f" {part}" in first
+        assert " cached=8 " in second
+        assert ("hush\\nhush" in first) == shown
+        for line, parts in zip(
+            wrong, ("param=model", "param=max_token code=unknown_field", "code=model_not_found"), strict=True
+        ):
+            assert f" {parts} " in line
+            assert "hush" not in line
