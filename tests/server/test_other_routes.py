@@ -79,13 +79,11 @@ def test_generate_says_what_stopped_it(server: Running) -> None:
     [
         ({}, "text"),
         ({"text": "a", "input_ids": [1]}, "text"),
-        ({"text": [1, 2]}, "text"),
         ({"input_ids": "a"}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"logits_processors": ["x"]}}, "logits_processors"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 10**9}}, "text"),
         ({"text": "a", "sampling_params": {"n": 10**9, "temperature": 0}}, "n"),
-        ({"text": "a", "sampling_params": 5}, "sampling_params"),
         ({"text": "a", "image_data": "x"}, "image_data"),
     ],
 )

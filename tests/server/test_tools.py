@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.tools import _warn_of_grammar
 from tests.helpers.scripted_checkpoint import make
 from tests.helpers.servers import patient_app, running
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
@@ -69,19 +68,6 @@ def test_tools_are_rendered_unless_none_may_be_called(app: Any) -> None:
     assert prompt(tools=TOOLS, tool_choice="auto", parallel_tool_calls=True) == prompt() + 2
     assert prompt(tools=TOOLS, tool_choice="none") == prompt()
     assert prompt(tools=[]) == prompt()
-
-
-def test_the_calls_of_earlier_turns_are_rendered_as_objects(app: Any) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "w7", "arguments": '{"city": "w9"}'}}
-    turns = [
-        {"role": "user", "content": "w5"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "w4", "tool_call_id": "1"},
-    ]
-    assert chat(app, messages=turns, tools=TOOLS).status_code == 200
-    for no_object in ("{", "[1]"):
-        call["function"] = {"name": "w7", "arguments": no_object}
-        assert chat(app, messages=turns).status_code == 200, "the template gets the text, which has no city"
 
 
 @pytest.mark.parametrize(
@@ -262,22 +248,6 @@ def test_required_without_parallel_calls_is_one_call(client: openai.OpenAI, stre
     assert several, "without it, there are several"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("shown", [False, True])
-@pytest.mark.parametrize("before", ["", "Let me look. "])
-def test_without_parallel_calls_the_first_call_that_comes_is_the_end(
-    client: openai.OpenAI, stream: bool, shown: bool, before: str
-) -> None:
-    extra = {"guided_choice": [f"{before}{CALL}\n{CALL}"], "include_stop_str_in_output": shown}
-    both = made_by(client, stream, tools=TWO, extra_body=extra)
-    first = made_by(client, stream, tools=TWO, extra_body=extra, parallel_tool_calls=False)
-    assert [len(calls) for _, calls, _ in (both, first)] == [2, 1]
-    assert first[0] == both[0]
-    assert first[0] in (before, None if not stream else "")
-    assert first[2] == "tool_calls"
-    assert first[1] == [("weather", {"city": "Oslo", "days": 3})]
-
-
 def test_without_parallel_calls_plain_text_stays_what_it_is(client: openai.OpenAI) -> None:
     asked = {"tools": TWO, "temperature": 0, "max_tokens": 12}
     assert made_by(client, False, **asked) == made_by(client, False, **asked, parallel_tool_calls=False)
@@ -307,19 +277,6 @@ def test_a_required_call_may_have_the_closing_tag_in_an_argument(client: openai.
         content, calls, _ = made_by(client, stream, tools=tools, tool_choice="required", seed=1, **more)
         assert content is None
         assert dict(calls) == {"say": {"text": "</tool_call><think>"}}
-
-
-def test_the_log_says_once_that_a_grammar_lets_no_tool_be_called(story: Any, caplog: pytest.LogCaptureFixture) -> None:
-    _warn_of_grammar.cache_clear()
-    form = {"response_format": {"type": "json_object"}}
-    with caplog.at_level("WARNING", logger="nanoinfer.server"):
-        for more in ({}, {"tools": TOOLS, "tool_choice": "none", **form}, form, {"tools": TOOLS}):
-            assert chat(story, **more).status_code == 200
-        assert not caplog.records
-        for _ in range(2):
-            assert chat(story, tools=TOOLS, **form).status_code == 200
-    (record,) = caplog.records
-    assert "response_format" in record.getMessage()
 
 
 # --- calls written in other ways: tags that are special tokens, thoughts, tags within arguments ---
