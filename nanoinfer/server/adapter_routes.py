@@ -1,11 +1,11 @@
 """vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
+import asyncio
 from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
-from nanoinfer.adapters.peft_files import CONFIG_FILE, TENSORS_FILE
 from nanoinfer.errors import AdapterError
 from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.errors import ApiError, bad_request
@@ -29,7 +29,7 @@ class UnloadRequest(Strict):
 
 def adapter_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router, loading = APIRouter(), set[str]()  # those that are loaded just now count as loaded
+    router, loading = APIRouter(), asyncio.Lock()
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load(body: LoadRequest) -> Response:
@@ -38,17 +38,18 @@ def adapter_routes(service: Service) -> APIRouter:
         name, most = body.lora_name, service.settings.max_adapters
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise bad_request("lora_name: must be 1 to 200 printable characters", "lora_name")
-        if name in service.model_names() or name in loading:
-            raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
-        if len({*service.core.adapters, *loading}) >= most:
-            raise bad_request(f"lora_name={name!r}: {most} adapters are loaded, the most allowed", "lora_name")
-        loading.add(name)
-        try:
-            await service.engine.load_adapter(name, folder)
-        except AdapterError as error:
-            raise bad_request(_without_root(str(error), folder, body.lora_path), "lora_path") from error
-        finally:
-            loading.remove(name)
+        async with loading:  # so that those that load at the same time count
+            if name in service.model_names():
+                raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
+            if len(service.core.adapters) >= most:
+                raise bad_request(f"lora_name={name!r}: {most} adapters are loaded, the most allowed", "lora_name")
+            try:
+                await service.engine.load_adapter(name, folder)
+            except AdapterError as error:  # where the root is concerns nobody
+                message = (
+                    str(error).replace(repr(str(folder))[1:-1], body.lora_path).replace(str(folder), body.lora_path)
+                )
+                raise bad_request(message, "lora_path") from error
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -76,13 +77,6 @@ def _root(service: Service) -> Path:
     return Path(root)
 
 
-def _without_root(message: str, folder: Path, given: str) -> str:
-    """A message with the client's own name for the folder: where the root is concerns nobody else."""
-    for written in (repr(str(folder))[1:-1], str(folder)):
-        message = message.replace(written, given)
-    return message
-
-
 def _folder(service: Service, given: str) -> Path:
     """The folder that a client means, if it is inside the root; links out of it are followed first."""
     root = _root(service)
@@ -95,12 +89,4 @@ def _folder(service: Service, given: str) -> Path:
         raise ApiError(403, "lora_path: must be a folder inside --adapter-root", "lora_path", "outside_adapter_root")
     if not is_there:
         raise bad_request(f"lora_path={given!r}: no such folder in --adapter-root", "lora_path")
-    for name in (CONFIG_FILE, TENSORS_FILE):
-        try:
-            is_inside = (folder / name).resolve().is_relative_to(root)
-        except (OSError, RuntimeError):  # links in a circle
-            is_inside = False
-        if not is_inside:
-            message = f"lora_path={given!r}: its {name} must be inside --adapter-root"
-            raise ApiError(403, message, "lora_path", "outside_adapter_root")
     return folder

@@ -17,14 +17,13 @@ from starlette.responses import Response
 
 from nanoinfer.errors import EngineClosedError, QueueFullError, StepFailedError, UnknownArgumentError
 from nanoinfer.server.adapter_routes import adapter_routes
-from nanoinfer.server.block_routes import block_routes
+from nanoinfer.server.block_events import block_routes
 from nanoinfer.server.errors import ApiError, as_api_error, validation_error
 from nanoinfer.server.fields import did_you_mean
 from nanoinfer.server.gate import Gate
-from nanoinfer.server.generate_route import generate_route
+from nanoinfer.server.generate import generate_route
 from nanoinfer.server.notes import notes_of
-from nanoinfer.server.openai_routes import openai_routes
-from nanoinfer.server.operation_routes import operation_routes
+from nanoinfer.server.routes import openai_routes, operation_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.server.token_routes import token_routes

@@ -5,12 +5,12 @@ from typing import Any
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
-from nanoinfer.server.chat_request import ChatRequest
+from nanoinfer.server.bodies import ChatRequest
 from nanoinfer.server.completion_response import prompt_logprobs
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.logprobs import chat_logprobs
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, as_text, dumps, finish_fields, quoted, reason_in
+from nanoinfer.server.shape import Shape, reason_in
 from nanoinfer.server.tools import Tools
 
 
@@ -35,41 +35,31 @@ class ChatShape(Shape):
         events = ""
         if i not in self._begun:
             self._begun.add(i)
-            content = "null" if self._tools.must_call else '""'
-            ids = f',"prompt_token_ids":{as_text(list(self.wish.prompts[0]))}' if self._wants_ids else ""
-            events = self._delta(i, f'{{"role":"assistant","content":{content},"refusal":null}}', ids)
-        if self._tools.definitions is None:
-            fields = f'{{"content":{quoted(piece.text)}}}' if piece.text else None
-        else:
-            fields = self._tool_fields(i, piece, reason is not None)
-        logprobs, ids = self._extras(piece)
-        if fields is not None or logprobs != "null" or (self._wants_ids and piece.token_ids):
-            events += self._delta(i, fields or "{}", ids, logprobs)
+            role = {"role": "assistant", "content": None if self._tools.must_call else "", "refusal": None}
+            ids = {"prompt_token_ids": list(self.wish.prompts[0])} if self._wants_ids else {}
+            events = self._delta(i, role, **ids)
+        delta, more = self._content(i, piece, reason is not None), dict[str, Any]()
+        if self._top_logprobs is not None and piece.logprobs:
+            more["logprobs"] = chat_logprobs(self.names, piece.logprobs, self._top_logprobs)
+        if self._wants_ids:
+            more["token_ids"] = piece.token_ids
+        if delta or any(more.values()):
+            events += self._delta(i, delta, **more)
         if reason is not None:
             calls = self._parsers[i].calls if i in self._parsers else 0
-            events += self._finish(i, self._reason(reason, calls), piece.stop_reason)
+            events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
         return events
 
-    def _delta(self, i: int, delta: str, ids: str = "", logprobs: str = "null") -> str:
-        return self.event((
-            f'{{"index":{i},"delta":{delta},"logprobs":{logprobs},"finish_reason":null,"stop_reason":null{ids}}}',
-        ))  # fmt: skip
+    def _delta(self, i: int, delta: dict[str, Any], **more: Any) -> str:
+        nothing = {"logprobs": None, "finish_reason": None, "stop_reason": None}
+        return self.event({"index": i, "delta": delta, **nothing, **more})
 
-    def _finish(self, i: int, reason: str, stop_reason: int | str | None) -> str:
-        return self.event((f'{{"index":{i},"delta":{{}},"logprobs":null,{finish_fields(reason, stop_reason)}}}',))
-
-    def _extras(self, piece: StreamPiece) -> tuple[str, str]:
-        """Log-probabilities and token ids in JSON, if they are wanted."""
-        logprobs = "null"
-        if self._top_logprobs is not None and piece.logprobs:
-            logprobs = dumps(chat_logprobs(self.names, piece.logprobs, self._top_logprobs))
-        return logprobs, f',"token_ids":{as_text(piece.token_ids)}' if self._wants_ids else ""
-
-    def _tool_fields(self, i: int, piece: StreamPiece, last: bool) -> str | None:
-        """A delta with tool calls, or with text outside of them."""
+    def _content(self, i: int, piece: StreamPiece, last: bool) -> dict[str, Any]:
+        """A delta with text, and with tool calls where they may come."""
+        if self._tools.definitions is None:
+            return {"content": piece.text} if piece.text else {}
         content, calls = self._read(i, piece.text, last)
-        fields = ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
-        return dumps(fields) if fields else None
+        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def _read(self, i: int, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """What a piece of a choice's text adds: text outside of calls, as the client may see it, and whole calls."""

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.server.completion_request import CompletionRequest
+from nanoinfer.server.bodies import CompletionRequest
 from nanoinfer.server.generation import Wish
 from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, entries_of_prompt, vllm_entries
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, as_text, dumps, finish_fields, quoted, reason_in
+from nanoinfer.server.shape import Shape, reason_in
 
 
 class CompletionShape(Shape):
@@ -42,63 +42,44 @@ class CompletionShape(Shape):
         return "".join(super(CompletionShape, self).piece(*each) for each in sorted(pieces, key=lambda each: each[0]))
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
-        if self._echo is None and piece.finish_reason is None and not self._wants_logprobs and not self._wants_ids:
-            return self.event((
-                f'{{"index":{i},"text":{quoted(piece.text)},"logprobs":null,"finish_reason":null,"stop_reason":null}}',
-            ))  # fmt: skip
-        begins = i not in self._offsets
-        text, tokens, entries = piece.text, piece.token_ids, list[Entry | None](piece.logprobs or ())
-        reason = reason_in(piece)
+        choice = self._choice(i, piece)
+        return "" if choice is None else self.event(choice)
+
+    def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
+        if self._echo is not None and self._wants_logprobs:
+            self._prompt_entries[i // self.wish.choices_per_prompt] = _of_prompt(output, self._top)
+        choice = self._choice(i, output.outputs[k])
+        assert choice is not None, "it has ended"
+        if self._prompt_top is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
+        return choice
+
+    def _choice(self, i: int, part: StreamPiece | CompletionOutput) -> dict[str, Any] | None:
+        """Choice `i`, as far as it is told now. None if there is nothing to tell."""
+        prompt, begins, reason = i // self.wish.choices_per_prompt, i not in self._offsets, reason_in(part)
+        text, ids, entries, stop_reason = (
+            part.text,
+            part.token_ids,
+            list[Entry | None](part.logprobs or ()),
+            part.stop_reason,
+        )
         if self.hide_output:
-            text, tokens, entries = "", [], []
-            reason = reason and "length"
-        if not (text or tokens or reason):
-            return ""
-        prompt = i // self.wish.choices_per_prompt
+            text, ids, entries, stop_reason, reason = "", [], [], None, reason and "length"
+        if not (text or ids or reason):
+            return None
+        tokens = ids
         if begins:
             self._offsets[i] = self._offsets_of(prompt)
             if self._echo is not None:
                 text = self._echo[prompt] + text
                 if self._wants_logprobs:
-                    tokens = [*self.wish.prompts[prompt], *tokens]
+                    tokens = [*self.wish.prompts[prompt], *ids]
                     entries = [*self._prompt_entries[prompt], *entries]
-        shown = "null"
+        choice = {"index": i, "text": text, "logprobs": None, "finish_reason": reason, "stop_reason": stop_reason}
         if self._wants_logprobs:
-            shown = dumps(completion_logprobs(self.names, self._offsets[i], tokens, entries, self._top))
-        ids = ""
+            choice["logprobs"] = completion_logprobs(self.names, self._offsets[i], tokens, entries, self._top)
         if self._wants_ids:
-            prompt_ids = as_text(list(self.wish.prompts[prompt])) if begins else "null"
-            own_ids = [] if self.hide_output else piece.token_ids
-            ids = f',"token_ids":{as_text(own_ids)},"prompt_token_ids":{prompt_ids}'
-        finish = finish_fields(reason, None if self.hide_output else piece.stop_reason)
-        return self.event((f'{{"index":{i},"text":{quoted(text)},"logprobs":{shown},{finish}{ids}}}',))
-
-    def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
-        completion, prompt = output.outputs[k], i // self.wish.choices_per_prompt
-        text, tokens, reason = completion.text, completion.token_ids, str(completion.finish_reason)
-        entries: list[Entry | None] = list(completion.logprobs or ())
-        if self.hide_output:
-            text, tokens, entries, reason = "", [], [], "length"
-        if self._echo is not None:
-            text = self._echo[prompt] + text
-            if self._wants_logprobs:
-                tokens = [*output.prompt_token_ids, *tokens]
-                entries = [*_of_prompt(output, self._top), *entries]
-        logprobs = None
-        if self._wants_logprobs:
-            logprobs = completion_logprobs(self.names, self._offsets_of(prompt), tokens, entries, self._top)
-        choice = {
-            "index": i,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            "stop_reason": None if self.hide_output else completion.stop_reason,
-        }
-        if self._wants_ids:
-            own_ids = [] if self.hide_output else completion.token_ids
-            choice |= {"token_ids": own_ids, "prompt_token_ids": output.prompt_token_ids}
-        if self._prompt_top is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self.names, output, self._prompt_top)
+            choice |= {"token_ids": ids, "prompt_token_ids": list(self.wish.prompts[prompt]) if begins else None}
         return choice
 
     def _offsets_of(self, prompt: int) -> Offsets:

@@ -11,7 +11,6 @@ from nanoinfer.server.notes import Notes, log_request
 from nanoinfer.server.service import Service
 
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
-ENGINE_REQUESTS = b"x-engine-requests"  # of whoever asks with it, the answer has the engine's numbers of the requests
 OPEN_TO_THE_END = ("/metrics", "/live", "/block_events")  # they watch how the server ends
 
 
@@ -36,11 +35,8 @@ class Gate:
         async def noted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 notes.status = message["status"]
-                more = [(b"x-request-id", notes.request_id.encode())]
-                if notes.generation is not None and ENGINE_REQUESTS in headers:
-                    numbers = ",".join(str(stream.request_id) for stream in notes.generation.streams)
-                    more.append((ENGINE_REQUESTS, numbers.encode()))
-                message["headers"] = [*message.get("headers", ()), *more]
+                request_id = b"x-request-id", notes.request_id.encode()
+                message["headers"] = [*message.get("headers", ()), request_id]
             await send(message)
 
         try:

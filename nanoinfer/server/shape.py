@@ -2,11 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterable
-from json.encoder import encode_basestring as _quoted
 from typing import Any
 
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, Wish, ended_early
@@ -16,14 +14,12 @@ from nanoinfer.version import __version__
 DONE = "data: [DONE]\n\n"
 # Line ends for `str.splitlines`, with which some clients read streams, though not for server-sent events.
 _LINE_ENDS = str.maketrans({"\x7f": "\\u007f", "\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # once: it writes each token
 
 
 class Shape:
-    """What the endpoints have in common. A subclass writes choices.
-
-    A choice's events are written by hand around its text, since this happens per token. `index` in `piece` is the
-    completion's (see `Generation.read`); an answer has `copies` choices for each.
-    """
+    """What the endpoints have in common. A subclass writes choices. `index` in `piece` is the completion's (see
+    `Generation.read`); an answer has `copies` choices for each."""
 
     stream_object = whole_object = ""
     hide_output = False
@@ -31,8 +27,6 @@ class Shape:
     def __init__(self, answer_id: str, wish: Wish, names: TokenNames, include_usage: bool):
         self.answer_id, self.wish, self.names, self.include_usage = answer_id, wish, names, include_usage
         self.created = int(time.time())
-        self._ending = ',"usage":null}\n\n' if include_usage else "}\n\n"
-        self._beginning = f'data: {self._common(self.stream_object)[:-1]},"choices":['
 
     def piece(self, index: int, piece: StreamPiece) -> str:
         """The events for what is new in one completion. Empty for one that was ended early, without anything new."""
@@ -65,11 +59,13 @@ class Shape:
             return f"data: {dumps(error.content)}\n\n{DONE}"
         if not self.include_usage:
             return DONE
-        return f'{self._beginning}],"usage":{dumps(usage_of(generation, self.hide_output))}}}\n\n{DONE}'
+        usage = usage_of(generation, self.hide_output)
+        return f"data: {dumps({**self._fields(self.stream_object), 'choices': [], 'usage': usage})}\n\n{DONE}"
 
-    def event(self, choices: Iterable[str]) -> str:
-        """One event with these choices, each in JSON."""
-        return f"{self._beginning}{','.join(choices)}]{self._ending}"
+    def event(self, choice: dict[str, Any]) -> str:
+        """One event with this choice."""
+        usage = {"usage": None} if self.include_usage else {}
+        return f"data: {dumps({**self._fields(self.stream_object), 'choices': [choice], **usage})}\n\n"
 
     def _fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -80,38 +76,15 @@ class Shape:
             "system_fingerprint": f"nanoinfer-{__version__}",
         }
 
-    def _common(self, kind: str) -> str:
-        return dumps(self._fields(kind))
 
-
-def reason_in(piece: StreamPiece) -> str | None:
+def reason_in(piece: StreamPiece | CompletionOutput) -> str | None:
     """A piece's finish reason, unless it was ended early: then an error says why."""
     return None if ended_early(piece.finish_reason) else piece.finish_reason
 
 
-def finish_fields(reason: str | None, stop_reason: int | str | None) -> str:
-    """`finish_reason` and `stop_reason` in JSON."""
-    if reason is None:
-        return '"finish_reason":null,"stop_reason":null'
-    stop = "null" if stop_reason is None else quoted(stop_reason) if isinstance(stop_reason, str) else str(stop_reason)
-    return f'"finish_reason":"{reason}","stop_reason":{stop}'
-
-
-def as_text(tokens: list[int]) -> str:
-    """Token ids in JSON."""
-    return f"[{','.join(map(str, tokens))}]"
-
-
-def quoted(text: str) -> str:
-    """`text` as a JSON string. Called per token, hence not `json.dumps`."""
-    if text.isascii():
-        return _quoted(text)
-    return _quoted(text).translate(_LINE_ENDS)
-
-
 def dumps(value: Any) -> str:
     """`value` as JSON. ValueError for NaN and infinities, which JSON does not have."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _ENCODER.encode(value)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 

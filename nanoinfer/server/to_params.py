@@ -3,14 +3,12 @@
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nanoinfer.grammars.grammar import MAX_LENGTH
-from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
+from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.server.bodies import GenerationFields, ResponseFormat
 from nanoinfer.server.errors import ApiError, bad_request, code_of
-from nanoinfer.server.fields import GenerationFields, ResponseFormat
 from nanoinfer.server.settings import ServerSettings
 
 # OpenAI's, vLLM's and SGLang's fields → ours. The others need more than another name; see below.
@@ -81,12 +79,11 @@ def _grammars_of(request: GenerationFields) -> list[tuple[str, str, Any]]:
     return grammars
 
 
-def make_params(given: Given, settings: ServerSettings, **more: Any) -> SamplingParams:
-    """SamplingParams of `given` and `more`, within the server's limits. ApiError naming the client's field."""
-    values = given.values | more
-    _check_lengths(values, given.names, settings)
+def make_params(given: Given, settings: ServerSettings) -> SamplingParams:
+    """SamplingParams of `given`, within the server's limits. ApiError naming the client's field."""
+    _check_lengths(given.values, settings)
     try:
-        params = SamplingParams(**values)
+        params = SamplingParams(**given.values)
     except ValueError as error:
         raise in_their_words(str(error), given.names) from error
     for name in ("logprobs", "prompt_top_logprobs"):
@@ -95,7 +92,7 @@ def make_params(given: Given, settings: ServerSettings, **more: Any) -> Sampling
     return params
 
 
-def _check_lengths(values: Mapping[str, Any], names: Mapping[str, str], settings: ServerSettings) -> None:
+def _check_lengths(values: Mapping[str, Any], settings: ServerSettings) -> None:
     """ApiError for what is too long, before anything in it is looked at. What has a wrong type is not judged here."""
     stop = values.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
@@ -105,12 +102,6 @@ def _check_lengths(values: Mapping[str, Any], names: Mapping[str, str], settings
     for name in ("stop_token_ids", "logit_bias"):
         if isinstance(value := values.get(name), list | dict):
             _check_number(name, len(value), settings.max_token_list, "token ids")
-    for name in GRAMMAR_FIELDS:
-        if isinstance(value := values.get(name), str):
-            _check_number(names.get(name, name), len(value), MAX_LENGTH, "characters")
-        elif isinstance(value, list | dict):
-            with suppress(RecursionError):  # SamplingParams says so
-                _check_number(names.get(name, name), len(json.dumps(value)), MAX_LENGTH, "characters")
 
 
 def _check_number(name: str, number: int, most: int, what: str) -> None:

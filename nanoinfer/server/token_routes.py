@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from nanoinfer.requests.text_bound import check_length
-from nanoinfer.server.chat_request import ChatRequest, Message, Tool
+from nanoinfer.server.bodies import OWN_TEMPLATE, ChatRequest, Message, Tool
 from nanoinfer.server.errors import bad_request, code_of
-from nanoinfer.server.fields import OWN_TEMPLATE, Items, Strict
+from nanoinfer.server.fields import Items, Strict
 from nanoinfer.server.service import Service
 from nanoinfer.server.tools import tools_of
 from nanoinfer.server.wishes import encode_chat

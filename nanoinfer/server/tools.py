@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
-from nanoinfer.server.chat_request import ChatRequest
+from nanoinfer.server.bodies import ChatRequest
 from nanoinfer.server.errors import bad_request
 from nanoinfer.server.fields import did_you_mean, shown
 from nanoinfer.server.service import Service

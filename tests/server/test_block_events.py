@@ -20,7 +20,7 @@ from nanoinfer.cache.block_events import (
 from nanoinfer.cache.tree_blocks import TreeBlocks
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.server import make_app
-from nanoinfer.server.block_text import News, read_news, read_place, write_news
+from nanoinfer.server.block_events import News, read_news, read_place, write_news
 from tests.helpers.block_mirror import blocks_of_tree
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, patient_app, running
@@ -228,21 +228,9 @@ def test_what_is_written_can_be_read() -> None:
             read = read_news(kind.removeprefix("event: "), data.removeprefix("data: "))
             assert type(read) is type(news)
             assert (read == news) is with_tokens
-    for kind, data in (
-        ("batch", "{"),
-        ("batch", "[]"),
-        *(
-            ("batch", f'{{"seq":1,"ts":0,"source":"","events":[{event}]}}')
-            for event in (
-                '{"type":"X"}',
-                '{"type":"BlockRemoved","block_hashes":["1"]}',
-                '{"type":"BlockRemoved"}',
-                "3",
-            )
-        ),
-    ):
-        with pytest.raises(ValueError, match="is no batch of block events"):
-            read_news(kind, data)
+    for data in ("{", "[]", '{"seq":1,"ts":0,"source":"","events":[{"type":"X"}]}'):
+        with pytest.raises(ValueError, match="data="):
+            read_news("batch", data)
     assert [read_place(text) for text in (None, "", ":3", "a:", "a:²", "a:-1")] == [None] * 6
     with pytest.raises(ValueError, match="kind='end'"):
         read_news("end", "{}")

@@ -1,6 +1,5 @@
 """/v1/chat/completions as OpenAI's own client sees it."""
 
-import asyncio
 import json
 
 import jsonschema
@@ -9,7 +8,6 @@ import pytest
 
 from nanoinfer import LLM
 from tests.helpers.servers import Running, patient_app
-from tests.helpers.waiting import run
 from tests.server.conftest import greedy
 from tests.server.test_lock import ask
 
@@ -179,16 +177,6 @@ def test_variables_reach_the_template() -> None:
     }
 
 
-def test_the_usage_of_a_stream_says_what_was_cached(client: openai.OpenAI) -> None:
-    for _ in range(2):
-        *_, last = client.chat.completions.create(
-            model="story", messages=MESSAGES, temperature=0, max_tokens=2, stream=True,
-            stream_options={"include_usage": True},
-        )  # fmt: skip
-    assert last.usage is not None
-    assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 1
-
-
 def test_an_adapter_is_a_model(client: openai.OpenAI, reference: LLM) -> None:
     assert [model.id for model in client.models.list()][:2] == ["story", "sea"]
     described = client.models.retrieve("sea")
@@ -200,15 +188,3 @@ def test_an_adapter_is_a_model(client: openai.OpenAI, reference: LLM) -> None:
     (wanted,) = reference.chat(MESSAGES, greedy(12), adapter="sea")
     assert sea.model == "sea"
     assert sea.choices[0].message.content == wanted.text != plain.choices[0].message.content
-
-
-def test_asyncio_clients_are_served_side_by_side(server: Running) -> None:
-    async def answers() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            calls = (
-                client.chat.completions.create(model="story", messages=MESSAGES, temperature=0, max_tokens=9)
-                for _ in range(8)
-            )
-            return [made.choices[0].message.content for made in await asyncio.gather(*calls)]
-
-    assert len(set(run(answers))) == 1

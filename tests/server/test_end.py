@@ -1,14 +1,20 @@
 """The end of a server: what it accepted is served, or told that it is not; newcomers are refused."""
 
-import io
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nanoinfer import Engine
+from nanoinfer.server.drain import Drain
+from nanoinfer.server.errors import ApiError
+from nanoinfer.server.generation import Generation
+from nanoinfer.server.metrics import Metrics
 from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, read_all, request_bytes
-from tests.helpers.waiting import HANG_S, until
+from tests.helpers.waiting import HANG_S, run, until
 
 
 def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> None:
@@ -37,14 +43,12 @@ def free(engine: Engine) -> int:
     return stats.free_slots + stats.evictable_slots
 
 
-def test_it_says_what_it_waits_for_and_told_to_end_once_more_waits_no_longer() -> None:
+def test_told_to_end_once_more_it_waits_no_longer() -> None:
     with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
-        server.server._out = told = io.StringIO()
         answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60}) for _ in range(2)]
         let_in(server, gate, engine, 2)
         server.end()
-        until(told.getvalue)
-        assert told.getvalue().startswith("nanoinfer is ending: it waits for 2 requests, until ")
+        until(lambda: server.service.drain.is_draining)
         server.end()
         until(lambda: server.closed_by() == ["shutdown"] * 2)
         gate.open()
@@ -99,3 +103,70 @@ def test_after_the_drain_timeout_a_request_that_is_being_prepared_is_told() -> N
         free.set()
         assert server.wait(HANG_S)
         engine.check_integrity()
+
+
+@pytest.mark.parametrize(("ends", "status", "code"), [(False, 500, "aborted"), (True, 503, "shutting_down")])
+def test_a_request_that_is_aborted_from_inside_is_told_why(ends: bool, status: int, code: str) -> None:
+    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
+        answer = threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})
+        let_in(server, gate, engine, 1)
+        until(lambda: server.service.open)
+        (generation,) = server.service.open
+        if ends:
+            server.end()
+            until(lambda: server.service.drain.is_draining)
+        doors = server.service.engine
+        aborts = threads.submit(server.call, doors.abort(generation.streams[0].request_id))  # type: ignore[attr-defined]
+        until(lambda: aborts.done() or doors._door.loop._commands.qsize())  # type: ignore[attr-defined]
+        gate.open()
+        aborts.result()
+        assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_only_what_the_drain_has_ended_is_told_of_the_end(ends: bool) -> None:
+    """Whoever else cancels a task means it: a cancelled task that goes on would hang whoever waits for its end."""
+
+    async def cancelled() -> tuple[BaseException | None, int]:
+        drain = Drain()
+
+        async def serve() -> None:
+            with drain.inside(lambda: False):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(serve())
+        await asyncio.sleep(0)
+        drain.end() if ends else task.cancel()
+        (raised,) = await asyncio.gather(task, return_exceptions=True)
+        return raised, drain.serving
+
+    raised, serving = run(cancelled)
+    assert type(raised) is (ApiError if ends else asyncio.CancelledError)
+    assert serving == 0
+
+
+class EndlessStream:
+    """Has a new piece whenever it is asked."""
+
+    final, reads = None, 0
+
+    async def read(self) -> list[Any]:
+        await asyncio.sleep(0)
+        self.reads += 1
+        return [SimpleNamespace(index=0, token_ids=[self.reads], cached_tokens=0, finish_reason=None)]
+
+
+def test_of_several_streams_no_more_is_read_than_somebody_asks_for() -> None:
+    """What is read ahead would hide from the engine that the client is slow."""
+
+    async def read(times: int) -> list[int]:
+        streams = [EndlessStream(), EndlessStream()]
+        generation = Generation(SimpleNamespace(params=SimpleNamespace(n=1)), streams, Metrics("x").token_gaps)  # type: ignore[arg-type]
+        for _ in range(times):
+            await generation.read()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        generation.stop_reading()
+        return [stream.reads for stream in streams]
+
+    assert sum(run(lambda: read(5))) <= 5 + 2 + 2, "two in the queue, and one in the hands of each reader"

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 
-from nanoinfer import LLM, AsyncEngine
 from tests.helpers.async_engines import gated
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import (
@@ -27,7 +26,6 @@ from tests.helpers.servers import (
     send,
 )
 from tests.helpers.waiting import HANG_S, run, until, until_async
-from tests.server.test_lock import ask
 
 
 def all_closed(server: Running) -> bool:
@@ -88,30 +86,6 @@ def test_a_stream_that_openais_client_closes_is_aborted() -> None:
         client.close()
 
 
-@pytest.mark.parametrize("path", ["completions", "chat.completions"])
-def test_a_call_that_is_cancelled_in_openais_client_is_aborted(path: str) -> None:
-    with gated_server() as (server, gate, engine):
-        engine.builder.chat_prompt = lambda *args: [97]  # type: ignore[assignment, method-assign, return-value]
-
-        async def cancel() -> None:
-            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-                if path == "completions":
-                    call = client.completions.create(model="nanoinfer", prompt="a", max_tokens=60)
-                else:
-                    messages: Any = [{"role": "user", "content": "a"}]
-                    call = client.chat.completions.create(model="nanoinfer", messages=messages, max_tokens=60)
-                task = asyncio.ensure_future(call)
-                await until_async(lambda: server.service.open and in_a_pass(engine))
-                task.cancel()
-                await asyncio.wait([task])
-                await until_async(lambda: all_closed(server))
-
-        run(cancel)
-        gate.open()
-        until(lambda: not server.service.open)
-        assert (engine.stats().aborted, engine.stats().finished) == (1, 0)
-
-
 def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> None:
     """The bound is on unread pieces. A client that reads nothing fills the buffers first, so this uses the application
     itself, whose `send` waits."""
@@ -164,23 +138,6 @@ def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> No
     events = run(talk).decode().split("\n\n")
     texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-2]]
     assert "".join(texts) == "".join(chr(98 + i) for i in range(40) if 98 + i < 128) + "".join(map(chr, range(10)))
-
-
-def test_what_may_be_unread_is_bounded_with_a_grammar_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounds: list[Any] = []
-
-    add_prepared = AsyncEngine.add_prepared
-
-    async def noted(self: AsyncEngine, groups: Any, max_unread: int | None = None) -> Any:
-        bounds.append(max_unread)
-        return await add_prepared(self, groups, max_unread)
-
-    monkeypatch.setattr(AsyncEngine, "add_prepared", noted)
-    app = patient_app(LLM("story", max_total_tokens=256), max_unread=7)
-    for more in ({}, {"guided_regex": "a"}):
-        answer = ask(app, "POST", "/v1/completions", json={**BODY, "model": "story", "stream": True, **more})
-        assert answer.status_code == 200
-    assert bounds == [7, 7]
 
 
 # --- what no HTTP library sends ------------------------------------------------------------------------------------------

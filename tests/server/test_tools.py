@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.tools import _warn_of_grammar
+from tests.helpers.scripted_checkpoint import make
 from tests.helpers.servers import patient_app, running
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import HANG_S
@@ -67,19 +68,6 @@ def test_tools_are_rendered_unless_none_may_be_called(app: Any) -> None:
     assert prompt(tools=TOOLS, tool_choice="auto", parallel_tool_calls=True) == prompt() + 2
     assert prompt(tools=TOOLS, tool_choice="none") == prompt()
     assert prompt(tools=[]) == prompt()
-
-
-def test_the_calls_of_earlier_turns_are_rendered_as_objects(app: Any) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "w7", "arguments": '{"city": "w9"}'}}
-    turns = [
-        {"role": "user", "content": "w5"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "w4", "tool_call_id": "1"},
-    ]
-    assert chat(app, messages=turns, tools=TOOLS).status_code == 200
-    for no_object in ("{", "[1]"):
-        call["function"] = {"name": "w7", "arguments": no_object}
-        assert chat(app, messages=turns).status_code == 200, "the template gets the text, which has no city"
 
 
 @pytest.mark.parametrize(
@@ -164,38 +152,17 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
     assert reason == "tool_calls"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_no_client_could_read_is_text(story: Any, stream: bool) -> None:
-    call = r'<tool_call>{"name": "weather", "arguments": {"city": "\ud800"}}</tool_call>'
-    answer = chat(story, tools=TOOLS, stream=stream, max_tokens=200, guided_choice=[call])
-    assert answer.status_code == 200, answer.text
-    if stream:
-        events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
-        content = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
-        reason = events[-1]["choices"][0]["finish_reason"]
-    else:
-        content = answer.json()["choices"][0]["message"]["content"]
-        reason = answer.json()["choices"][0]["finish_reason"]
-    assert (content, reason) == (call, "stop")
-
-
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather", "x": 1}}}, "tool_choice"),
-        ({"tool_choice": ["weather"]}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS * 2}, "tools"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": NAMED, "guided_regex": "a"}, "guided_regex"),
-        ({"tool_choice": "required", "guided_json": {}}, "guided_json"),
-        ({"tool_choice": "required", "guided_choice": ["a"]}, "guided_choice"),
-        ({"tool_choice": "required", "guided_grammar": "start: /a/"}, "guided_grammar"),
         ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-        ({"tool_choice": "required", "ebnf": "start: /a/"}, "ebnf"),
         ({"parallel_tool_calls": False, "min_tokens": 2}, "min_tokens"),
         ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools"),
         ({"tools": TOOLS * 129}, "tools"),
@@ -281,22 +248,6 @@ def test_required_without_parallel_calls_is_one_call(client: openai.OpenAI, stre
     assert several, "without it, there are several"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("shown", [False, True])
-@pytest.mark.parametrize("before", ["", "Let me look. "])
-def test_without_parallel_calls_the_first_call_that_comes_is_the_end(
-    client: openai.OpenAI, stream: bool, shown: bool, before: str
-) -> None:
-    extra = {"guided_choice": [f"{before}{CALL}\n{CALL}"], "include_stop_str_in_output": shown}
-    both = made_by(client, stream, tools=TWO, extra_body=extra)
-    first = made_by(client, stream, tools=TWO, extra_body=extra, parallel_tool_calls=False)
-    assert [len(calls) for _, calls, _ in (both, first)] == [2, 1]
-    assert first[0] == both[0]
-    assert first[0] in (before, None if not stream else "")
-    assert first[2] == "tool_calls"
-    assert first[1] == [("weather", {"city": "Oslo", "days": 3})]
-
-
 def test_without_parallel_calls_plain_text_stays_what_it_is(client: openai.OpenAI) -> None:
     asked = {"tools": TWO, "temperature": 0, "max_tokens": 12}
     assert made_by(client, False, **asked) == made_by(client, False, **asked, parallel_tool_calls=False)
@@ -310,11 +261,11 @@ def test_a_call_that_is_cut_off_is_text(client: openai.OpenAI) -> None:
 
 
 def test_a_wrong_name_or_schema_is_the_requests_fault(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no function 'wether' in tools; did you mean 'weather'") as caught:
+    with pytest.raises(openai.BadRequestError, match="'weather'") as caught:
         made_by(client, False, tools=TWO, tool_choice={"type": "function", "function": {"name": "wether"}})
     assert caught.value.param == "tool_choice"
     wrong = [tool("weather", warm={"not": {}})]
-    with pytest.raises(openai.BadRequestError, match="tools: cannot be compiled") as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         made_by(client, False, tools=wrong, tool_choice="required")
     assert caught.value.param == "tools"
 
@@ -328,14 +279,98 @@ def test_a_required_call_may_have_the_closing_tag_in_an_argument(client: openai.
         assert dict(calls) == {"say": {"text": "</tool_call><think>"}}
 
 
-def test_the_log_says_once_that_a_grammar_lets_no_tool_be_called(story: Any, caplog: pytest.LogCaptureFixture) -> None:
-    _warn_of_grammar.cache_clear()
-    form = {"response_format": {"type": "json_object"}}
-    with caplog.at_level("WARNING", logger="nanoinfer.server"):
-        for more in ({}, {"tools": TOOLS, "tool_choice": "none", **form}, form, {"tools": TOOLS}):
-            assert chat(story, **more).status_code == 200
-        assert not caplog.records
-        for _ in range(2):
-            assert chat(story, tools=TOOLS, **form).status_code == 200
-    (record,) = caplog.records
-    assert "response_format" in record.getMessage()
+# --- calls written in other ways: tags that are special tokens, thoughts, tags within arguments ---
+
+ALL_TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+# As Qwen's, in short; with a thought that the prompt opens, if that is asked for.
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    '{% if tools and false %}<tool_call>{"name": ..., "arguments": ...}</tool_call>{% endif %}'
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% if thinks %}<think>\n{% endif %}"
+)
+NESTED = '{"name": "weather", "arguments": {"city": "</tool_call><tool_call>{}"}}'
+OSLO = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+ROME = OSLO.replace("Oslo", "Rome")
+
+
+def scripted(tmp_path: Path, script: list[str], special: tuple[str, ...] = (), named: bool = False) -> Any:
+    """A server whose model writes `script`; `special`: which tags are special tokens."""
+    added = ("<|im_start|>", *ALL_TAGS)
+    path = make(tmp_path / "model", script, QWEN, added, ("<|im_start|>", *special), named)
+    return patient_app(LLM(path, max_total_tokens=1024))
+
+
+def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, int]:
+    """Content, arguments of the calls, finish reason and number of tokens of an answer."""
+    more = {"tools": TOOLS, "temperature": 0, "max_tokens": 40, **more}
+    answer = chat(app, stream=stream, **more, **({"stream_options": {"include_usage": True}} if stream else {}))
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        made = answer.json()
+        (choice,), message = made["choices"], made["choices"][0]["message"]
+        content, calls, reason = message["content"] or "", message.get("tool_calls", []), choice["finish_reason"]
+    else:
+        *events, made = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+        choices = [event["choices"][0] for event in events]
+        content = "".join(choice["delta"].get("content") or "" for choice in choices)
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        reason = choices[-1]["finish_reason"]
+    return content, [call["function"]["arguments"] for call in calls], reason, made["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("special", [(), ALL_TAGS, ("<tool_call>",), ("</think>",)], ids=str)
+def test_tags_may_be_special_tokens(tmp_path: Path, stream: bool, special: tuple[str, ...]) -> None:
+    """The parser sees them all, the client those that are none."""
+    script = ["<think>", "Hm ", "</think>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
+    script += ["<|im_start|>", "Bye"]  # a special token that is no tag
+    content, calls, reason, _ = written(scripted(tmp_path, script, special), stream)
+    shown = ["" if piece in (*special, "<|im_start|>") else piece for piece in (*script[:4], "Bye")]
+    assert (content, calls, reason) == ("".join(shown), ['{"city": "Oslo"}'], "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_may_ask_to_see_special_tokens(tmp_path: Path, stream: bool) -> None:
+    script = ["<|im_start|>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
+    app = scripted(tmp_path, script, ALL_TAGS)
+    assert written(app, stream, skip_special_tokens=False)[:2] == ("<|im_start|>Look. ", ['{"city": "Oslo"}'])
+    assert written(app, stream)[:2] == ("Look. ", ['{"city": "Oslo"}'])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("special", [(), ALL_TAGS], ids=str)
+def test_a_thought_that_the_template_opens_has_no_calls(tmp_path: Path, stream: bool, special: tuple[str, ...]) -> None:
+    script = ["Maybe ", "<tool_call>", ROME, "</tool_call>", "? ", "</think>", f"<tool_call>{OSLO}</tool_call>"]
+    app = scripted(tmp_path, script, special)
+    for parallel in (True, False):
+        more = {"chat_template_kwargs": {"thinks": True}, "parallel_tool_calls": parallel}
+        content, calls, _, _ = written(app, stream, **more)
+        assert content == "".join("" if piece in special else piece for piece in script[:-1])
+        assert calls == ['{"city": "Oslo"}']
+    assert written(app, stream)[1] == ['{"city": "Rome"}', '{"city": "Oslo"}']
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("special", [(), ALL_TAGS], ids=str)
+def test_without_parallel_calls_the_request_ends_with_the_call_and_not_within(
+    tmp_path: Path, stream: bool, special: tuple[str, ...]
+) -> None:
+    first = ["Look. ", "<tool_call>", NESTED[:20], NESTED[20:]]
+    script = [*first, "</tool_call>", f"<tool_call>{OSLO}</tool_call>", " more"]
+    app = scripted(tmp_path, script, special)
+    wanted = '{"city": "</tool_call><tool_call>{}"}'
+    content, calls, reason, tokens = written(app, stream, parallel_tool_calls=False)
+    assert (content, calls, reason, tokens) == ("Look. ", [wanted], "tool_calls", len(first))
+    content, calls, reason, tokens = written(app, stream)
+    assert (content, calls, reason) == ("Look. more", [wanted, '{"city": "Oslo"}'], "tool_calls")
+    assert tokens > len(script)
+
+
+@pytest.mark.parametrize("special", [(), ALL_TAGS], ids=str)
+def test_a_required_call_is_none_of_the_thoughts_that_the_template_opens(
+    tmp_path: Path, special: tuple[str, ...]
+) -> None:
+    app = scripted(tmp_path, ["x"], special, named=True)
+    more = {"chat_template_kwargs": {"thinks": True}, "tool_choice": "required", "max_tokens": 200}
+    content, calls, _, _ = written(app, False, **more, parallel_tool_calls=False)
+    assert (content, len(calls)) == ("", 1)
