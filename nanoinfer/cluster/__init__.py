@@ -7,11 +7,10 @@ if TYPE_CHECKING:
     from nanoinfer.cluster.block_index import BlockIndex
     from nanoinfer.cluster.costs import PassCosts
     from nanoinfer.cluster.data.generate import generate_dataset
-    from nanoinfer.cluster.plain_policies import LeastLoaded, PrefixHash, RoundRobin
-    from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
+    from nanoinfer.cluster.policies import LeastLoaded, PrefixHash, RoundRobin
+    from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, load_of
     from nanoinfer.cluster.prefix_router import PrefixRouter
     from nanoinfer.cluster.ray_runtime import connect
-    from nanoinfer.cluster.replica_load import load_of
 
 __all__ = [
     "BlockIndex",
@@ -31,11 +30,10 @@ _FILES = {
     "block_index": ("BlockIndex",),
     "costs": ("PassCosts",),
     "data.generate": ("generate_dataset",),
-    "plain_policies": ("LeastLoaded", "PrefixHash", "RoundRobin"),
-    "policy": ("Policy", "ReplicaLoad", "RoutedRequest"),
+    "policies": ("LeastLoaded", "PrefixHash", "RoundRobin"),
+    "policy": ("Policy", "ReplicaLoad", "RoutedRequest", "load_of"),
     "prefix_router": ("PrefixRouter",),
     "ray_runtime": ("connect",),
-    "replica_load": ("load_of",),
 }
 
 

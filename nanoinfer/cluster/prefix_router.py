@@ -15,9 +15,8 @@ from nanoinfer.cluster.block_sets import Hashes, exactly, matched_blocks
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
-from nanoinfer.cluster.rendezvous import rendezvous
 from nanoinfer.cluster.replica_queue import ReplicaQueue, Work, work_of
-from nanoinfer.cluster.replica_table import ReplicaTable
+from nanoinfer.cluster.replica_table import ReplicaTable, rendezvous
 
 PREFILL_WEIGHT = 2.0  # a request waits for what it computes, and so do those behind it
 TIE = 0.05  # costs that differ by less than this share of the whole prefill count as equal

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nanoinfer.cluster import PrefixHash
-from nanoinfer.cluster.rendezvous import rendezvous, salt
+from nanoinfer.cluster.replica_table import rendezvous, salt
 from tests.helpers.fake_cluster import request, tokens_of
 
 RNG = Random("keys")

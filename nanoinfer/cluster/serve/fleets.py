@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.policies import make_policy
 from nanoinfer.cluster.serve.fleet import Fleet
-from nanoinfer.cluster.serve.policies import make_policy
 
 _fleets: dict[str, Fleet] = {}
 _making = threading.Lock()

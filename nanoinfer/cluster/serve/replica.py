@@ -10,9 +10,8 @@ from typing import Any
 from ray import serve
 
 from nanoinfer.cache.block_events import EventBatch
-from nanoinfer.cluster.policy import ReplicaLoad
+from nanoinfer.cluster.policy import ReplicaLoad, load_of
 from nanoinfer.cluster.ray_runtime import quiet_logs
-from nanoinfer.cluster.replica_load import load_of
 from nanoinfer.cluster.serve.answering import answer_call
 from nanoinfer.cluster.serve.leases import Leases
 from nanoinfer.cluster.serve.messages import Addressed, Answer, Call, Description, Since, Told

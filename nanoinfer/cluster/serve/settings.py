@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.serve.policies import POLICIES
+from nanoinfer.cluster.policies import POLICIES
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM

@@ -1,6 +1,6 @@
 """What is deployed, without a Ray that runs: only its libraries are needed."""
 
-from nanoinfer.cluster.serve.policies import make_policy
+from nanoinfer.cluster.policies import make_policy
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
 
