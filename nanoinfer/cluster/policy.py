@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
@@ -110,5 +111,11 @@ def check_name(field: str, value: object) -> None:
 
 def check_count(field: str, value: object, least: int) -> None:
     """ValueError unless it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or value < least:
         raise ValueError(f"{field}={value!r}: must be an integer of at least {least}")
+
+
+def check_above_zero(field: str, value: float) -> None:
+    """ValueError unless it is a number above 0."""
+    if not 0 < value < inf:
+        raise ValueError(f"{field}={value!r}: must be a number above 0")

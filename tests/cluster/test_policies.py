@@ -142,7 +142,6 @@ def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
         ({"request_id": ""}, "request_id='': must be text that is not empty"),
         ({"token_ids": []}, "token_ids: is empty; must be at least one token"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: must be an integer of at least 1"),
-        ({"max_new_tokens": True}, "max_new_tokens=True"),
     ],
 )
 def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ def remote_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ray = ModuleType("ray")
     ray.serve = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
-    for name in ("links", "news", "remote_engine"):
+    for name in ("links", "remote_engine"):
         monkeypatch.setattr(import_module(ROOM), name, None, raising=False)  # afterwards it is what it was
         monkeypatch.setitem(sys.modules, f"{ROOM}.{name}", ray)
         del sys.modules[f"{ROOM}.{name}"]

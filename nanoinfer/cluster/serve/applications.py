@@ -66,7 +66,7 @@ def replicas_application(settings: ClusterSettings) -> serve.Application:
     number: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None:
         policy = AutoscalingPolicy(
-            policy_function="nanoinfer.cluster.serve.autoscaling:QueuedTokens",
+            policy_function="nanoinfer.cluster.serve.fleet:QueuedTokens",
             policy_kwargs={"per_replica": settings.queued_tokens_per_replica},
         )
         limits = AutoscalingConfig(min_replicas=settings.replicas, max_replicas=settings.max_replicas, policy=policy)
@@ -91,7 +91,7 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
     """The door: the OpenAI application, whose engine is the replicas."""
 
     def build() -> Any:
-        from nanoinfer.cluster.serve.fleets import fleet_named
+        from nanoinfer.cluster.serve.fleet import fleet_named
         from nanoinfer.server.app import make_app
 
         arguments = fleet_arguments(settings, description.config)

@@ -66,9 +66,9 @@ def run_jobs(
 def read_results(path: str) -> dict[str, Any]:
     """The content of a file of results. ValueError if it is something else."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: is no JSON ({error})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path}: has no format={FORMAT!r}")
+        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise KeyError("format")
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is no file of results ({error})") from error
     return content

@@ -7,8 +7,7 @@ import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.cluster.data.answer_folder import AnswerFolder
-from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, Generator, Work
-from nanoinfer.cluster.data.order import ORDER, order_of, with_order
+from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, ORDER, Generator, Work, order_of, with_order
 
 PARAMS = SamplingParams(max_new_tokens=6)
 SETTINGS = {"model": "story", "seed": None}
