@@ -9,7 +9,6 @@ norms, which are whole. What is left:
 """
 
 import ctypes
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +23,6 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.layers.embedding import Embedding
 from nanoinfer.model.layers.int8_weights import MOST_INPUTS, exact_sums, finish, quantize
 from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
-from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.model.split import Cut
 from nanoinfer.parallel.communicator import Communicator
 from nanoinfer.parallel.shard import Range, cuts_of, row_inputs
@@ -42,7 +40,6 @@ class RowSplitInt8Weights:
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        kernels: Kernels,
         name: str,
         communicator: Communicator,
     ):
@@ -75,11 +72,6 @@ def give_back() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-# Kinds of linear weights whose row-split form differs. It is called like the kind itself, with the Communicator as its last
-# argument, and its `multiply` returns complete sums. Of all other kinds, `multiply` returns this rank's part of them.
-ROW_SPLIT_WEIGHTS: dict[str | None, Callable[..., LinearWeights]] = {"int8": RowSplitInt8Weights}
 
 
 class VocabEmbedding(Embedding):
@@ -125,16 +117,15 @@ class RowLinear(Linear):
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
-        kind = ROW_SPLIT_WEIGHTS.get(quantization)
-        self._is_complete = kind is not None
-        if kind is None:
+        self._is_complete = quantization == "int8"
+        if not self._is_complete:
             bias, self.bias = self.bias, None  # a part of a sum has no bias
             super().pack(kernels, quantization, name)
             self.bias = bias
         else:
             assert self.weight is not None, "packed already"
             bias_data = None if self.bias is None else self.bias.data
-            self.weights = kind(self.weight.data, bias_data, kernels, name, self._communicator)
+            self.weights = RowSplitInt8Weights(self.weight.data, bias_data, name, self._communicator)
             self.weight = None
         give_back()
 

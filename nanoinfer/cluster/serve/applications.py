@@ -33,19 +33,9 @@ def deploy(settings: ClusterSettings, server: ServerSettings | None = None, rout
     serve.run(replicas_application(settings), name=settings.replicas_name, route_prefix=None)
     handle = serve.get_deployment_handle("Replica", app_name=settings.replicas_name)
     description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.patience_s)
-    deploy_door(settings, description, server, route_prefix)
-    return description
-
-
-def deploy_door(
-    settings: ClusterSettings,
-    description: Description,
-    server: ServerSettings | None = None,
-    route_prefix: str = "/",
-) -> None:
-    """Deploy the door alone, before replicas that are there. Its `policy` may be another one of ours than theirs."""
     door = door_application(settings, server or ServerSettings(), description)
     serve.run(door, name=settings.name, route_prefix=route_prefix)
+    return description
 
 
 def remove(settings: ClusterSettings) -> None:
