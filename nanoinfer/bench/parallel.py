@@ -22,7 +22,7 @@ from nanoinfer.bench.machine import own_memory_mib
 from nanoinfer.bench.parallel_on_paper import KNOWN, PaperModel, PaperResult, on_paper
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.layers.linear import weight_bytes
-from nanoinfer.parallel.torchrun import torchrun_rank
+from nanoinfer.parallel.shard import torchrun_rank
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.terminal import filled, side_by_side
 

@@ -7,7 +7,7 @@ SPLIT_COMMANDS = ("generate", "chat", "serve", "bench parallel")
 
 def world_size() -> int | None:
     """How many processes torchrun has started; None without torchrun."""
-    from nanoinfer.parallel.torchrun import torchrun_rank
+    from nanoinfer.parallel.shard import torchrun_rank
 
     shard = torchrun_rank()
     return None if shard is None else shard.size
@@ -17,7 +17,7 @@ def run_other_rank(args: argparse.Namespace) -> int | None:
     """In a process that is not rank 0: serve rank 0, and return the exit code when that has ended. None in rank 0, and
     without torchrun. ValueError if the command does not run so, or for another `--tensor-parallel-size`.
     """
-    from nanoinfer.parallel.torchrun import torchrun_rank
+    from nanoinfer.parallel.shard import torchrun_rank
 
     shard = torchrun_rank()
     if shard is None:

@@ -6,10 +6,9 @@ from statistics import median
 
 import numpy as np
 
-from nanoinfer.cluster.costs import MeasuredPass, PassCosts, attended_pairs, fit
+from nanoinfer.cluster.costs import MeasuredPass, PassCosts, fit, pass_of
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM
-from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.sampling_params import SamplingParams
 
 DECODE_PASSES = 12  # of each batch size and context length, in a round
@@ -40,8 +39,6 @@ def measure_passes(
         raise ValueError("engine: has open requests; calibrate needs it alone")
     if config.num_scheduler_steps != 1 or config.drafters:
         raise ValueError("engine: must make one pass per step, without a drafter")
-    if rounds < 1:
-        raise ValueError(f"rounds={rounds}: must be at least 1")
     bench = _Bench(engine, np.random.default_rng(seed), clock)
     found: dict[tuple[object, ...], list[MeasuredPass]] = {}
     for number in range(rounds + 1):
@@ -49,20 +46,6 @@ def measure_passes(
             if number:  # the first round only warms up
                 found.setdefault(shape, []).append(measured)
     return [_median(group) for group in found.values()]
-
-
-def describe_pass(engine: Engine, seconds: float) -> MeasuredPass:
-    """What was in the engine's last pass, which took so long. ValueError if there was none."""
-    batch = engine.last_batch
-    if batch is None:
-        raise ValueError("engine: its last step made no pass")
-    seq_lens = batch.seq_lens.tolist()
-    if batch.forward_mode is ForwardMode.DECODE:
-        return MeasuredPass("decode", len(seq_lens), len(seq_lens), sum(seq_lens), seconds)
-    assert batch.prefix_lens is not None
-    spans = list(zip(batch.prefix_lens.tolist(), seq_lens, strict=True))
-    pairs = sum(attended_pairs(start, end) for start, end in spans)
-    return MeasuredPass("extend", len(spans), sum(end - start for start, end in spans), pairs, seconds)
 
 
 class _Bench:
@@ -122,7 +105,9 @@ class _Bench:
     def _step(self) -> MeasuredPass:
         began = self._clock()
         self._engine.step()
-        return describe_pass(self._engine, self._clock() - began)
+        took, batch = self._clock() - began, self._engine.last_batch
+        assert batch is not None
+        return pass_of(batch, took)
 
     def _finish(self) -> None:
         while self._engine.has_unfinished():

@@ -2,12 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from nanoinfer.model.forward_batch import ForwardBatch
 
 FORMAT = "nanoinfer pass costs 1"
 Kind = Literal["extend", "decode"]
@@ -37,7 +40,7 @@ class PassCosts:
     def __post_init__(self) -> None:
         for name in NAMES:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{name}={value!r}: must be a number of seconds, at least 0")
         if not self.seconds_per_pass + self.seconds_per_prompt_token > 0:
             raise ValueError("seconds_per_pass=0, seconds_per_prompt_token=0: one of them must be above 0")
@@ -82,14 +85,11 @@ class PassCosts:
         """Read what `save` wrote. ValueError when the file is something else."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: is no JSON ({error})") from error
-        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ValueError(f"{path}: has no format={FORMAT!r}; PassCosts.save writes such files")
-        unknown = content.keys() - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(f"{path}: unknown field {min(unknown)!r}")
-        return cls(**content)
+            if content.pop("format") != FORMAT:
+                raise KeyError("format")
+            return cls(**content)
+        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: is no file that PassCosts.save wrote ({error})") from error
 
 
 NAMES = [field.name for field in fields(PassCosts) if field.name != "source"]
@@ -118,9 +118,18 @@ class MeasuredPass:
         return [1, self.new_tokens, 0, 0, self.pairs, 1, self.rows]
 
 
-def fit(passes: Sequence[MeasuredPass], source: str = "", weights: Sequence[float] | None = None) -> PassCosts:
-    """The costs with the least sum of squared relative errors over `passes`, none of them negative. `weights`: by what to
-    multiply each error before it is squared.
+def pass_of(batch: "ForwardBatch", seconds: float = 0.0) -> MeasuredPass:
+    """A pass of this batch, EXTEND or DECODE, which took so long."""
+    seq_lens = batch.seq_lens.tolist()
+    if batch.prefix_lens is None:
+        return MeasuredPass("decode", len(seq_lens), len(seq_lens), sum(seq_lens), seconds)
+    spans = list(zip(batch.prefix_lens.tolist(), seq_lens, strict=True))
+    pairs = sum(attended_pairs(start, end) for start, end in spans)
+    return MeasuredPass("extend", len(spans), sum(end - start for start, end in spans), pairs, seconds)
+
+
+def fit(passes: Sequence[MeasuredPass], source: str = "") -> PassCosts:
+    """The costs with the least sum of squared relative errors over `passes`, none of them negative.
 
     ValueError unless there are passes of both kinds, and each took time.
     """
@@ -129,8 +138,7 @@ def fit(passes: Sequence[MeasuredPass], source: str = "", weights: Sequence[floa
     if short := [each for each in passes if not each.seconds > 0]:
         raise ValueError(f"seconds={short[0].seconds!r}: must be above 0")
     parts = np.array([each.parts() for each in passes], dtype=float)
-    weight = np.ones(len(passes)) if weights is None else np.array(weights, dtype=float)
-    found = least_squares(parts * (weight / np.array([each.seconds for each in passes]))[:, None], weight)
+    found = least_squares(parts / np.array([each.seconds for each in passes])[:, None], np.ones(len(passes)))
     return PassCosts(**dict(zip(NAMES, found.tolist(), strict=True)), source=source)
 
 
@@ -159,8 +167,3 @@ def least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             x[~used] = 0.0
         x = trial
     return x / scale
-
-
-def relative_errors(costs: PassCosts, passes: Iterable[MeasuredPass]) -> list[float]:
-    """How far `costs` is off for each pass: 0.1 means that it takes the pass to be 10 % longer than it was."""
-    return [costs.seconds(each) / each.seconds - 1 for each in passes]

@@ -1,10 +1,15 @@
 """What a router must be able to do, whatever it decides by: the protocol `Policy`, and what it is told."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from math import inf
+from typing import TYPE_CHECKING, Protocol
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
+
+if TYPE_CHECKING:
+    from nanoinfer.engine.engine import Engine
+    from nanoinfer.requests.req import Req
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,23 @@ class ReplicaLoad:
     def __post_init__(self) -> None:
         for name in ("waiting_requests", "queued_tokens", "running_requests"):
             check_count(name, getattr(self, name), least=0)
+
+    @classmethod
+    def of(cls, reqs: "Iterable[Req]") -> "ReplicaLoad":
+        """What these requests are. Tokens of a waiting prompt count in full, although some may turn out to be cached."""
+        reqs = list(reqs)
+        prompts = [req.prompt_len - req.kv_len for req in reqs if not req.num_output_tokens]
+        return cls(len(prompts), sum(prompts), len(reqs) - len(prompts))
+
+
+def load_of(engine: "Engine", counts: Callable[[int], bool] = lambda request_id: True) -> ReplicaLoad:
+    """The requests in an engine, now. Any thread may ask, and waits for the current step to end.
+
+    `counts`: whether a request counts, by its id: a router wants to hear of those that others have sent (`note_load`).
+    """
+    with engine.turns.visit():
+        reqs = (*engine.scheduler.waiting, *engine.scheduler.running)
+        return ReplicaLoad.of(req for req in reqs if counts(req.request_id))
 
 
 class Policy(Protocol):
@@ -89,5 +111,11 @@ def check_name(field: str, value: object) -> None:
 
 def check_count(field: str, value: object, least: int) -> None:
     """ValueError unless it is an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or value < least:
         raise ValueError(f"{field}={value!r}: must be an integer of at least {least}")
+
+
+def check_above_zero(field: str, value: float) -> None:
+    """ValueError unless it is a number above 0."""
+    if not 0 < value < inf:
+        raise ValueError(f"{field}={value!r}: must be a number above 0")

@@ -1,14 +1,29 @@
 """ReplicaTable: what a choice weighs of each replica, side by side, so that numpy looks at a thousand of them at once."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 
-from nanoinfer.cluster.rendezvous import salt
 from nanoinfer.cluster.replica_queue import Sums
 
 FEWEST = 8  # places at first
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplier: each bit changes about half of those above it
 NOTHING, NOBODY = (0.0, 0.0, 0.0), (np.inf, np.inf, 0.0)  # of Sums: nothing to do; infinitely much
+
+
+def salt(replica: str) -> int:
+    """A replica's part of each hash: 64 bits of its name, the same on every machine."""
+    return int.from_bytes(blake2b(replica.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def rendezvous(key: int, salts: np.ndarray) -> int:
+    """The place of the replica that `key` (64 bits) belongs to: that of the largest hash of the key and a salt (Thaler and
+    Ravishankar, 1996). If one of the salts (uint64 `[n]`) goes, the keys of the others stay where they are. All routers
+    agree, without a word between them, and a new replica moves only its own share."""
+    mixed = salts ^ np.uint64(key)
+    mixed *= GOLDEN
+    return int(mixed.argmax())
 
 
 class ReplicaTable:

@@ -15,11 +15,11 @@ share of weights and K/V, and nothing else. Start reading with `shard.py`; then 
 
 | file | |
 |---|---|
-| `shard.py`, `cuts.py` | which heads, columns and rows a rank has |
-| `layers.py`, `int8.py`, `memory.py` | the layers that work together, and the memory that they free when they are packed |
+| `shard.py` | which heads, columns and rows a rank has |
+| `layers.py` | the layers that work together |
 | `communicator.py` | what the ranks do together: broadcast, all-reduce, gather |
-| `messages.py`, `passes.py`, `adapters.py` | what rank 0 says: a pass, an adapter |
-| `load.py`, `model_share.py`, `runner.py`, `ranks.py` | rank 0: loads its share, announces passes |
+| `messages.py`, `adapters.py` | what rank 0 says: a pass, an adapter |
+| `load.py`, `runner.py`, `ranks.py` | rank 0: loads its share, announces passes |
 | `worker.py` | the other ranks |
-| `members.py`, `meeting.py`, `group.py`, `torchrun.py` | how processes start, find each other, connect, and end |
+| `members.py`, `meeting.py` | how processes start, find each other, connect, and end |
 """

@@ -8,7 +8,8 @@ norms, which are whole. What is left:
     SplitHead        a rank has the logits of some tokens: rank 0 gathers them
 """
 
-from collections.abc import Callable
+import ctypes
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,20 +17,60 @@ from torch.nn.functional import pad
 
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.kernels import Kernels
+from nanoinfer.kernels.select import Selection
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.layers.int8_weights import MOST_INPUTS, exact_sums, finish, quantize
 from nanoinfer.model.layers.linear import Embedding, FusedLinear, Linear, LMHead
-from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.model.split import Cut
 from nanoinfer.parallel.communicator import Communicator
-from nanoinfer.parallel.cuts import cuts_of, row_inputs
-from nanoinfer.parallel.int8 import RowSplitInt8Weights
-from nanoinfer.parallel.memory import give_back
-from nanoinfer.parallel.shard import Range
+from nanoinfer.parallel.shard import Range, cuts_of, row_inputs
 
-# Kinds of linear weights whose row-split form differs. It is called like the kind itself, with the Communicator as its last
-# argument, and its `multiply` returns complete sums. Of all other kinds, `multiply` returns this rank's part of them.
-ROW_SPLIT_WEIGHTS: dict[str | None, Callable[..., LinearWeights]] = {"int8": RowSplitInt8Weights}
+
+class RowSplitInt8Weights:
+    """`weight` [out, this rank's inputs]; the rest, and the errors, as for Int8Weights. Plain torch multiplies.
+
+    Weights and activations get the scales that they would have in one process: those of the largest magnitude over all
+    ranks. Then every rank has a part of the same whole numbers, and the sums of its products are whole numbers, too. They
+    are added up exactly, so the result has the bits of a single process.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        name: str,
+        communicator: Communicator,
+    ):
+        self._communicator = communicator
+        self.whole, self.scale = quantize(weight, self._largest_of_all(weight))
+        if not self.scale.isfinite().all():
+            raise ValueError(f"quantization='int8': {name}.weight has inf or NaN, must be finite")
+        inputs = int(communicator.all_reduce(torch.tensor([weight.shape[1]], dtype=torch.int32)))
+        if inputs > MOST_INPUTS:
+            raise ValueError(f"quantization='int8': {name} has {inputs} inputs, must be at most {MOST_INPUTS}")
+        self.bias = torch.zeros_like(self.scale) if bias is None else bias.float()
+        self.selection = Selection("int8", "")
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [T, this rank's inputs] → [T, out], complete, the same in all ranks."""
+        q, row_scale = quantize(x, self._largest_of_all(x))
+        sums = self._communicator.all_reduce(exact_sums(q, self.whole))
+        return finish(sums, row_scale, self.scale, self.bias, x.dtype)
+
+    def _largest_of_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude in each row of which all ranks have parts, float32 [n]. NaN counts as the largest."""
+        return self._communicator.all_reduce_max(rows.float().abs().amax(dim=1))
+
+
+def give_back() -> None:
+    """Have the C library keep nothing of what has been freed. Without glibc, nothing happens.
+
+    While weights are packed, layer by layer, the old ones leave holes that are too small for the next layer. Together they
+    would come to a quarter of a rank's share.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class VocabEmbedding(Embedding):
@@ -75,16 +116,15 @@ class RowLinear(Linear):
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
-        kind = ROW_SPLIT_WEIGHTS.get(quantization)
-        self._is_complete = kind is not None
-        if kind is None:
+        self._is_complete = quantization == "int8"
+        if not self._is_complete:
             bias, self.bias = self.bias, None  # a part of a sum has no bias
             super().pack(kernels, quantization, name)
             self.bias = bias
         else:
             assert self.weight is not None, "packed already"
             bias_data = None if self.bias is None else self.bias.data
-            self.weights = kind(self.weight.data, bias_data, kernels, name, self._communicator)
+            self.weights = RowSplitInt8Weights(self.weight.data, bias_data, name, self._communicator)
             self.weight = None
         give_back()
 
@@ -136,8 +176,7 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
     cuts, inputs = cuts_of(shard, config, quantization), row_inputs(shard, config)
     if type(network.lm_head) is not LMHead or type(network.model.embed_tokens) is not Embedding:
         raise UnsupportedModelError(
-            f"tensor_parallel_size={shard.size}: {type(network).__name__} has a head or an embedding of its own, which "
-            "cannot be split"
+            f"tensor_parallel_size={shard.size}: {type(network).__name__} has a head of its own"
         )
     table = network.model.embed_tokens.weight
     embedding = VocabEmbedding(cuts["embed_tokens"], table.shape[1], table.dtype, table.device, communicator)

@@ -13,11 +13,42 @@ from nanoinfer.kernels.select import check_name
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.loader import LoadedModel, load_model, resolve_model_path
+from nanoinfer.parallel.communicator import Communicator
+from nanoinfer.parallel.layers import install
 from nanoinfer.parallel.messages import Message
-from nanoinfer.parallel.model_share import ModelShare, device_of
 from nanoinfer.parallel.ranks import Ranks
 from nanoinfer.parallel.shard import Shard
 from nanoinfer.registry import ATTENTION_BACKENDS, QUANTIZATIONS
+
+
+class ModelShare:
+    """The share of this rank, whose layers use `communicator`. `ranks`: in rank 0, all others."""
+
+    def __init__(self, communicator: Communicator, ranks: "Ranks | None" = None):
+        self.communicator, self.ranks = communicator, ranks
+
+    @property
+    def size(self) -> int:
+        """As in ModelSplit."""
+        return self.communicator.shard.size
+
+    @property
+    def leads(self) -> bool:
+        """As in ModelSplit."""
+        return self.communicator.shard.rank == 0
+
+    def own_config(self, config: ModelConfig) -> ModelConfig:
+        """As in ModelSplit."""
+        return self.communicator.shard.own_config(config)
+
+    def install(self, network: Any, config: ModelConfig, quantization: str | None) -> None:
+        """As in ModelSplit."""
+        install(network, config, quantization, self.communicator)
+
+
+def device_of(kind: str, rank: int) -> str:
+    """The device of a rank: each has one of its own, except that the CPU is shared."""
+    return kind if kind == "cpu" else f"{kind}:{rank}"
 
 
 def check_options(size: int, config: EngineConfig, quantization: str | None) -> None:
@@ -25,15 +56,11 @@ def check_options(size: int, config: EngineConfig, quantization: str | None) -> 
     from outside the package (see `load_split_model`)."""
     if config.capture is True:
         raise ValueError(
-            f"capture=True: passes of a model that is split over tensor_parallel_size={size} processes cannot be recorded; "
-            "use 'auto' or False"
+            f"capture=True: passes cannot be recorded with tensor_parallel_size={size}; use 'auto' or False"
         )
     for field in ("host_cache_tokens", "cache_dir"):
         if getattr(config, field) is not None:
-            raise ValueError(
-                f"{field}={getattr(config, field)!r}: K/V of a model that is split over tensor_parallel_size={size} "
-                "processes cannot be kept outside of the pool; must be None"
-            )
+            raise ValueError(f"{field}={getattr(config, field)!r}: must be None with tensor_parallel_size={size}")
     QUANTIZATIONS.check(quantization)
     for option, name, chosen in (
         ("quantization", quantization, QUANTIZATIONS[quantization]),
@@ -46,8 +73,7 @@ def check_options(size: int, config: EngineConfig, quantization: str | None) -> 
 def _check_inside(size: int, what: str, chosen: Any) -> None:
     if not chosen.__module__.startswith("nanoinfer."):
         raise ValueError(
-            f"{what}: comes from {chosen.__module__}, and the other processes of tensor_parallel_size={size} know only "
-            "what is in the package"
+            f"{what}: with tensor_parallel_size={size}, must be of the package, not of {chosen.__module__}"
         )
 
 

@@ -1,10 +1,18 @@
-"""Message: what rank 0 says to the others, as bytes that carry numbers and nothing that could be executed."""
+"""Message: what rank 0 says to the others, as bytes that carry numbers and nothing that could be executed; and how a
+pass is told: an InputMetadata without what every rank has of its own."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
 import torch
+
+from nanoinfer.model.adapter_rows import AdapterRows
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.model_runner import ModelRunner
 
 _LENGTH = 8  # bytes at the beginning that say how long the header is
 
@@ -20,7 +28,7 @@ class Message:
     def encode(self) -> bytes:
         """A header, which says what is in the message, and behind it the tensors' bytes."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        shapes = {name: (_name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()}
+        shapes = {name: (str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()}
         header = json.dumps({"kind": self.kind, "values": self.values, "tensors": shapes}, default=int).encode()
         bodies = [tensor.view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors.values()]
         return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *bodies])
@@ -41,5 +49,57 @@ class Message:
         return cls(header["kind"], header["values"], tensors)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+# Every rank has its own pools, backend and tables of adapters. What a backend plans is its own, too.
+OWN = (
+    "model_runner",
+    "req_to_token_pool",
+    "token_to_kv_pool",
+    "attention_backend",
+    "attention_plan",
+    "adapters",
+    "batch",
+)
+# forward_tensor's, which a split model refuses.
+NEVER = ("attention_mask",)
+OF_BATCH = "batch."  # in front of the names of a ForwardBatch's fields
+
+
+def pass_message(input_ids: torch.Tensor, metadata: InputMetadata) -> Message:
+    """Everything about a pass that the other ranks need. Adapters are told by place, for every new token."""
+    given = {each.name: getattr(metadata, each.name) for each in fields(metadata) if each.name not in OWN}
+    assert all(given.pop(name) is None for name in NEVER)
+    given |= {OF_BATCH + each.name: getattr(metadata.batch, each.name) for each in fields(ForwardBatch)}
+    arrays = [name for name, value in given.items() if isinstance(value, np.ndarray)]
+    given |= {name: torch.from_numpy(given[name]) for name in arrays}
+    given = {name: value.name if isinstance(value, ForwardMode) else value for name, value in given.items()}
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    tensors["input_ids"] = input_ids
+    if metadata.adapters is not None:
+        tensors["adapter_of_rows"] = metadata.adapters.of_rows
+    values = {name: value for name, value in given.items() if name not in tensors}
+    return Message("pass", {"arrays": arrays, **values}, tensors)
+
+
+def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) -> tuple[torch.Tensor, InputMetadata]:
+    """The arguments of `ModelRunner.run` for a pass that rank 0 has told, with this rank's pools and `tables` of adapters.
+
+    The rows of `req_to_token` are rank 0's alone: `kv_indices` has all slots.
+    """
+    device = runner.token_to_kv_pool.device
+    told: dict[str, Any] = {**message.values, **message.tensors}
+    told |= {name: told[name].numpy() for name in told.pop("arrays")}
+    of_batch = {name.removeprefix(OF_BATCH): told.pop(name) for name in list(told) if name.startswith(OF_BATCH)}
+    for values in (told, of_batch):
+        values["forward_mode"] = ForwardMode[values["forward_mode"]]
+    of_rows, input_ids = told.pop("adapter_of_rows", None), told.pop("input_ids")
+    told = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in told.items()}
+    metadata = InputMetadata(
+        **told,
+        model_runner=runner,
+        batch=ForwardBatch(**of_batch),
+        req_to_token_pool=runner.req_to_token_pool,
+        token_to_kv_pool=runner.token_to_kv_pool,
+        attention_backend=runner.attention_backend,
+        adapters=None if of_rows is None else AdapterRows(of_rows.numpy(), tables),
+    )
+    return input_ids.to(device), metadata

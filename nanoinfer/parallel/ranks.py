@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from nanoinfer.errors import RankError
-from nanoinfer.parallel.communicator import Communicator
-from nanoinfer.parallel.group import join
+from nanoinfer.parallel.communicator import Communicator, join
 from nanoinfer.parallel.meeting import Meeting
 from nanoinfer.parallel.members import (
     Members,
@@ -18,7 +17,7 @@ from nanoinfer.parallel.members import (
     first_ended,
 )
 from nanoinfer.parallel.messages import Message
-from nanoinfer.parallel.torchrun import torchrun_rank
+from nanoinfer.parallel.shard import torchrun_rank
 from nanoinfer.threads.exit_gate import exit_gate
 
 

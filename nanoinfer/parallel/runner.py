@@ -13,9 +13,8 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.parallel.adapters import ToldAdapters
-from nanoinfer.parallel.messages import Message
-from nanoinfer.parallel.model_share import ModelShare
-from nanoinfer.parallel.passes import pass_message
+from nanoinfer.parallel.load import ModelShare
+from nanoinfer.parallel.messages import Message, pass_message
 from nanoinfer.threads.signals import uninterrupted
 
 

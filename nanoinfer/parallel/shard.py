@@ -1,8 +1,15 @@
-"""Shard: which of several equal processes this one is, and which part of a number of things it has."""
+"""Shard: which of several equal processes this one is; and which part of each of a checkpoint's tensors it has.
 
+A weight is [out, in]. A column split cuts the outputs, dimension 0, and a row split cuts the inputs, dimension 1. (The
+names are Megatron's, where a weight is [in, out].) Norms are whole in every rank.
+"""
+
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.split import Cut
 
 Range = tuple[int, int]  # start, end
 
@@ -51,3 +58,65 @@ class Shard:
             num_key_value_heads=end - start,
             intermediate_size=self.parts(config.intermediate_size)[self.rank],
         )
+
+
+# Kinds of quantized weights in which so many neighbouring inputs share a scale. Such a group is quantized as a whole, even
+# if a rank needs a part of it, so that its numbers are those of a single process.
+GROUPS = {"int4": 32}
+
+
+def cuts_of(shard: Shard, config: ModelConfig, quantization: str | None = None) -> dict[str, Cut]:
+    """The Cut of every projection that is cut, by its name in checkpoints, for a model of `config`. Fused ones (Phi-3's)
+    are cut part by part: a rank's q, k and v are not side by side in the file."""
+    dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+    q = _times(shard.part(heads), dim)
+    kv = _times(shard.kv_heads(kv_heads), dim)
+    mlp, vocabulary = shard.part(config.intermediate_size), shard.part(config.vocab_size)
+    q_size, kv_size, mlp_size = heads * dim, kv_heads * dim, config.intermediate_size
+    qkv = (q, _behind(q_size, kv), _behind(q_size + kv_size, kv))
+    group = GROUPS.get(quantization or "", 1)
+    return {
+        "q_proj": Cut(0, (q,), q_size),
+        "k_proj": Cut(0, (kv,), kv_size),
+        "v_proj": Cut(0, (kv,), kv_size),
+        "qkv_proj": Cut(0, qkv, q_size + 2 * kv_size),
+        "gate_proj": Cut(0, (mlp,), mlp_size),
+        "up_proj": Cut(0, (mlp,), mlp_size),
+        "gate_up_proj": Cut(0, (mlp, _behind(mlp_size, mlp)), 2 * mlp_size),
+        "o_proj": Cut(1, (_widened(q, group, q_size),), q_size),
+        "down_proj": Cut(1, (_widened(mlp, group, mlp_size),), mlp_size),
+        "embed_tokens": Cut(0, (vocabulary,), config.vocab_size),
+        "lm_head": Cut(0, (vocabulary,), config.vocab_size),
+    }
+
+
+def row_inputs(shard: Shard, config: ModelConfig) -> dict[str, Range]:
+    """The inputs that a rank computes for each row-split projection. Its Cut may begin earlier and end later."""
+    return {
+        "o_proj": _times(shard.part(config.num_attention_heads), config.head_dim),
+        "down_proj": shard.part(config.intermediate_size),
+    }
+
+
+def _times(part: Range, factor: int) -> Range:
+    return part[0] * factor, part[1] * factor
+
+
+def _behind(offset: int, part: Range) -> Range:
+    return offset + part[0], offset + part[1]
+
+
+def _widened(part: Range, group: int, total: int) -> Range:
+    """The smallest range of whole groups that contains `part`."""
+    return part[0] // group * group, min(-(-part[1] // group) * group, total)
+
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def torchrun_rank(environment: Mapping[str, str] = os.environ) -> Shard | None:
+    """Which rank of how many this process is; None if torchrun has not started it, or it is the only one."""
+    if any(name not in environment for name in VARIABLES):
+        return None
+    shard = Shard(int(environment["RANK"]), int(environment["WORLD_SIZE"]))
+    return shard if shard.size > 1 else None

@@ -18,12 +18,10 @@ from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.parallel.adapters import PlacedAdapters
-from nanoinfer.parallel.communicator import Communicator
-from nanoinfer.parallel.group import join
+from nanoinfer.parallel.communicator import Communicator, join
+from nanoinfer.parallel.load import ModelShare, device_of
 from nanoinfer.parallel.meeting import Meeting
-from nanoinfer.parallel.messages import Message
-from nanoinfer.parallel.model_share import ModelShare, device_of
-from nanoinfer.parallel.passes import told_pass
+from nanoinfer.parallel.messages import Message, told_pass
 
 SECONDS_BETWEEN_LOOKS = 0.5  # whether the parent is still there
 

@@ -11,9 +11,9 @@ from nanoinfer.requests.keywords import ALIASES, Elsewhere
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.answer import GenerationResponse
-from nanoinfer.server.bodies import Prompts
+from nanoinfer.server.bodies import UNSUPPORTED, Prompts
 from nanoinfer.server.errors import ApiError, bad_request
-from nanoinfer.server.fields import UNSUPPORTED, Label, Strict, did_you_mean, note_ignored
+from nanoinfer.server.fields import Label, Strict, did_you_mean, note_ignored
 from nanoinfer.server.generation import Generation, Wish
 from nanoinfer.server.logprobs import LEAST, Entry
 from nanoinfer.server.notes import notes_of

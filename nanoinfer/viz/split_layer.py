@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.split import Cut
-from nanoinfer.parallel.cuts import cuts_of
-from nanoinfer.parallel.shard import Shard
+from nanoinfer.parallel.shard import Shard, cuts_of
 from nanoinfer.viz.lettering import SMALL
 from nanoinfer.viz.palette import BARS, MUTED, Style
 from nanoinfer.viz.picture import Picture

@@ -2,29 +2,21 @@
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
-from nanoinfer.cluster import (
-    PassCosts,
-    PrefixRouter,
-    RoutedRequest,
-)
+from nanoinfer.cluster import PassCosts, PrefixHash, PrefixRouter, RoutedRequest
 from nanoinfer.cluster.policy import ReplicaLoad
+from nanoinfer.cluster.replica_table import rendezvous, salt
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
-from tests.helpers.fake_cluster import (
-    COSTS,
-    POLICIES,
-    Make,
-    request,
-    stored,
-    tokens_of,
-)
+from tests.helpers.fake_cluster import COSTS, POLICIES, Make, request, stored, tokens_of
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -65,7 +57,7 @@ def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
         plain = request(f"{i}", prompt, adapter="sea" if i == 1 else None)
         assert policies[0].choose(plain) == policies[1].choose(replace(plain, hashes=hashes))
     assert policies[0].pending._stretches == policies[1].pending._stretches
-    with pytest.raises(ValueError, match="hashes: are 1, must be 2: 32 tokens // 16"):
+    with pytest.raises(ValueError, match="hashes"):
         policies[0].choose(request("x", [1] * 32, hashes=[1]))
     assert [policies[0].in_flight(name) for name in "abcd"] == [policies[1].in_flight(name) for name in "abcd"]
 
@@ -107,42 +99,40 @@ def test_pass_costs_without_any_prefill_still_choose() -> None:
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
     policy = make(lambda: 0.0)
-    with pytest.raises(NoReplicaError, match="request_id='x': there is no replica to send it to"):
+    with pytest.raises(NoReplicaError, match="request_id='x'"):
         policy.choose(request("x", [1]))
     policy.add_replica("a")
-    with pytest.raises(ValueError, match="replica='a': has been added already"):
+    with pytest.raises(ValueError, match="replica='a'"):
         policy.add_replica("a")
-    with pytest.raises(ValueError, match="replica='': must be text that is not empty"):
+    with pytest.raises(ValueError, match="replica=''"):
         policy.add_replica("")
-    unknown = "replica='b': is not among the replicas of this router: 'a'"
     for call in (
         lambda: policy.remove_replica("b"),
         lambda: policy.note_events("b", EventBatch(0, 0.0, [])),
         lambda: policy.note_load("b", ReplicaLoad(0, 0, 0)),
     ):
-        with pytest.raises(UnknownReplicaError, match=unknown):
+        with pytest.raises(UnknownReplicaError, match="replica='b'"):
             call()
     policy.choose(request("x", [1]))
-    with pytest.raises(ValueError, match="request_id='x': is at replica 'a'; note its end first"):
+    with pytest.raises(ValueError, match="request_id='x'"):
         policy.choose(request("x", [1]))
-    with pytest.raises(ValueError, match="request_id='y': no replica was chosen for it, or it has ended"):
+    with pytest.raises(ValueError, match="request_id='y'"):
         policy.note_first_token("y")
-    with pytest.raises(ValueError, match="cached_tokens=-1: must be an integer of at least 0"):
+    with pytest.raises(ValueError, match="cached_tokens=-1"):
         policy.note_first_token("x", cached_tokens=-1)
     with pytest.raises(ValueError, match=r"output_tokens=1\.5"):
         policy.note_end("x", output_tokens=1.5)  # type: ignore[arg-type]
     policy.note_end("x")
-    with pytest.raises(ValueError, match="request_id='x': no replica was chosen"):
+    with pytest.raises(ValueError, match="request_id='x'"):
         policy.note_end("x")
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"request_id": ""}, "request_id='': must be text that is not empty"),
-        ({"token_ids": []}, "token_ids: is empty; must be at least one token"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0: must be an integer of at least 1"),
-        ({"max_new_tokens": True}, "max_new_tokens=True"),
+        ({"request_id": ""}, "request_id=''"),
+        ({"token_ids": []}, "token_ids"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
     ],
 )
 def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -156,7 +146,7 @@ def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> Non
         ({"block_size": 0}, "block_size=0"),
         ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"max_running_requests": 0}, "max_running_requests=0"),
-        ({"max_imbalance_s": -1}, "max_imbalance_s=-1: must be a number of seconds, at least 0"),
+        ({"max_imbalance_s": -1}, "max_imbalance_s=-1"),
         ({"linger_s": float("nan")}, "linger_s=nan"),
         ({"max_blocks": 0}, "max_blocks=0"),
     ],
@@ -174,7 +164,7 @@ def test_prompts_that_are_no_tokens_are_refused_and_nothing_has_changed() -> Non
             policy.choose(RoutedRequest("x", tokens, 1, key))  # type: ignore[arg-type]
     assert policy.in_flight("a") == 0
     assert policy.seconds_ahead("a") == 0
-    with pytest.raises(ValueError, match="waiting_requests=-1: must be an integer of at least 0"):
+    with pytest.raises(ValueError, match="waiting_requests=-1"):
         ReplicaLoad(-1, 0, 0)
 
 
@@ -186,3 +176,42 @@ def test_a_router_loads_neither_torch_nor_an_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- rendezvous hashing ----------------------------------------------------------------------------------------------
+
+RNG = Random("keys")
+KEYS = [RNG.getrandbits(64) for _ in range(8000)]
+
+
+@pytest.mark.parametrize("names", [list("ab"), list("abcdefgh"), [f"replica-{i}" for i in range(50)]])
+def test_keys_are_shared_out_evenly_and_so_are_those_of_a_replica_that_goes(names: list[str]) -> None:
+    salts = np.array([salt(name) for name in names], dtype=np.uint64)
+    before = [rendezvous(key, salts) for key in KEYS]
+    share = len(KEYS) / len(names)
+    assert all(0.7 * share < count < 1.3 * share for count in Counter(before).values())
+    assert len(set(before)) == len(names)
+    left = [rendezvous(key, salts[1:]) + 1 for key in KEYS]
+    assert all(now == then for now, then in zip(left, before, strict=True) if then != 0)
+    moved = Counter(now for now, then in zip(left, before, strict=True) if then == 0)
+    assert len(moved) >= 0.9 * (len(names) - 1)
+    if len(names) == 8:
+        assert max(moved.values()) < 2 * min(moved.values())
+
+
+def test_a_salt_is_the_same_on_every_machine_and_of_any_name() -> None:
+    assert salt("replica-0") == 9011195730372987862
+    assert len({salt(name) for name in ("a", "b", "A", "ä", "\udc80")}) == 5
+
+
+def test_the_order_in_which_replicas_came_does_not_matter() -> None:
+    one, other = PrefixHash(8), PrefixHash(8)
+    for name in "abcd":
+        one.add_replica(name)
+    for name in "xdbyca":
+        other.add_replica(name)
+    for name in "xy":
+        other.remove_replica(name)
+    for i in range(40):
+        prompt = tokens_of(i, 12)
+        assert one.choose(request(f"{i}", prompt)) == other.choose(request(f"{i}", prompt))

@@ -1,17 +1,13 @@
 """Where PrefixRouter sends requests, in a cluster of real trees and virtual time: conversations, bursts, accidents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nanoinfer.cluster import (
-    Policy,
-    PrefixRouter,
-    RoutedRequest,
-    prefix_router,
-)
+from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockEvent, BlockRemoved, BlockStored, EventBatch, block_hashes
+from nanoinfer.cluster import PassCosts, Policy, PrefixRouter, RoutedRequest, prefix_router
 from nanoinfer.cluster.policy import ReplicaLoad
 from tests.helpers.fake_cluster import (
     COSTS,
@@ -271,3 +267,86 @@ def test_an_honest_replica_that_has_evicted_is_forgiven() -> None:
         policy.choose(request(f"{i}", prompt))
         policy.note_first_token(f"{i}", cached_tokens=319)
     assert policy.trust("a") > 0.95
+
+
+# --- blocks in host memory and in files ------------------------------------------------------------------------------
+
+PROMPT = [*range(1, 161)]  # ten blocks
+HASHES = block_hashes(PROMPT, 16)
+
+
+def of_medium(hashes: Sequence[int], medium: str = GPU) -> BlockStored:
+    return BlockStored([*hashes], None, [], 16, None, None, medium)
+
+
+def batch(seq: int, *events: BlockEvent) -> EventBatch:
+    return EventBatch(seq, 0.0, [*events], "s")
+
+
+def router_of(**held: dict[str, int]) -> PrefixRouter:
+    """Each replica has so many leading blocks of the prompt, by medium."""
+    policy = PrefixRouter(PassCosts(0.001, 0.001, 0.0001, 0.0), clock=lambda: 0.0)
+    for name, media in held.items():
+        policy.add_replica(name)
+        policy.note_events(name, batch(0, *(of_medium(HASHES[:count], medium) for medium, count in media.items())))
+    return policy
+
+
+def choose(policy: PrefixRouter, tokens: Sequence[int] = PROMPT) -> str:
+    return policy.choose(RoutedRequest("it", [*tokens], 1))
+
+
+def test_blocks_below_the_device_are_better_than_none_and_worse_than_those_on_it() -> None:
+    for below in (CPU, DISK):
+        for names in ("ab", "ba"):  # whoever has which place
+            replicas = {names[0]: {below: 10}, names[1]: {}}
+            assert choose(router_of(**replicas)) == names[0]
+            replicas = {names[0]: {below: 10}, names[1]: {GPU: 10}}
+            assert choose(router_of(**replicas)) == names[1]
+
+
+def test_a_block_below_the_device_counts_half() -> None:
+    for below in (CPU, DISK):
+        assert choose(router_of(a={below: 10}, b={GPU: 4})) == "a", "5 are more than 4"
+        assert choose(router_of(a={below: 10}, b={GPU: 6})) == "b", "5 are fewer than 6"
+        assert choose(router_of(a={GPU: 2, below: 10}, b={GPU: 5})) == "a", "2 + 8 / 2 are more than 5"
+        assert choose(router_of(a={GPU: 2, below: 10}, b={GPU: 7})) == "b"
+    assert choose(router_of(a={CPU: 8, DISK: 8}, b={GPU: 6})) == "b", "in two media, a block counts once"
+
+
+def test_a_match_may_go_on_from_one_medium_to_the_next() -> None:
+    policy = router_of(a={GPU: 2}, b={GPU: 4})
+    policy.note_events("a", batch(1, of_medium(HASHES[2:5], CPU), of_medium(HASHES[5:], DISK)))
+    assert choose(policy) == "a"
+    policy.note_events("a", batch(2, BlockRemoved(HASHES[2:3], CPU)))
+    policy.note_end("it")
+    assert choose(policy) == "b", "behind the gap, nothing counts"
+
+
+def test_a_replica_that_does_not_fetch_is_not_believed_less_for_it() -> None:
+    policy = router_of(a={DISK: 10}, b={})
+    assert choose(policy) == "a"
+    policy.note_first_token("it", 0)
+    assert policy.trust("a") == 1.0
+
+
+def test_one_that_is_doubted_for_its_devices_blocks_is_charged_for_what_it_would_fetch() -> None:
+    policy = router_of(a={GPU: 10}, b={})
+    for _ in range(4):
+        assert choose(policy) == "a" or policy.trust("a") < 0.5
+        policy.note_first_token("it", 0)
+        policy.note_end("it", 1)
+    policy.note_events("a", batch(1, of_medium(HASHES, CPU)))
+    policy.note_events("b", batch(1, of_medium(HASHES[:6], CPU)))
+    assert choose(policy) == "b"
+
+
+def test_what_is_fetched_is_work_too() -> None:
+    """Half of a block's prefill is ahead of the next request, and no more."""
+    ahead = {}
+    for media in ({}, {CPU: 10}, {GPU: 9}):
+        policy = router_of(a=media)
+        choose(policy)
+        ahead[str(media)] = policy.seconds_ahead("a", 1.0)
+    nothing, half, nearly_all = ahead.values()
+    assert nearly_all < half < nothing

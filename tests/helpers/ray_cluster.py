@@ -33,7 +33,7 @@ from ray import serve  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from nanoinfer.cluster.serve.applications import fleet_arguments  # noqa: E402
-from nanoinfer.cluster.serve.fleets import fleet_named  # noqa: E402
+from nanoinfer.cluster.serve.fleet import fleet_named  # noqa: E402
 from nanoinfer.cluster.serve.links import ServeReplicas  # noqa: E402
 from nanoinfer.cluster.serve.messages import Addressed  # noqa: E402
 from nanoinfer.cluster.serve.settings import ClusterSettings  # noqa: E402

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from nanoinfer import LLM
 from nanoinfer.cli.main import main
 from nanoinfer.cli.ranks import run_other_rank
-from nanoinfer.parallel import group
+from nanoinfer.parallel import communicator
 from tests.helpers.rank_processes import PARAMS, PROMPT, until_ended
 from tests.helpers.waiting import HANG_S
 
@@ -78,7 +78,7 @@ def test_gloo_stays_on_the_loopback_interface_unless_told(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", told)
     monkeypatch.setattr(dist, "ProcessGroupGloo", FakeGloo)
-    group._gloo(None, 0, 2)  # type: ignore[arg-type]
+    communicator._gloo(None, 0, 2)  # type: ignore[arg-type]
     assert FakeGloo.where == where
 
 

@@ -1,7 +1,6 @@
 """generate_dataset: completes every prompt of a dataset, exactly once, whatever dies on the way."""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.cluster.data.answer_folder import AnswerFolder
-from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, Work
-from nanoinfer.cluster.data.order import ORDER
+from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, ORDER, Work
+from nanoinfer.cluster.policy import check_above_zero, check_count
 from nanoinfer.requests.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -102,11 +101,9 @@ def generate_dataset(
 
 def _check(params: SamplingParams, replicas: int, cpus: float, rows: int, stall_s: float, failures: int) -> None:
     for name, number in (("replicas", replicas), ("rows_per_block", rows), ("most_failures", failures)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name}={number!r}: must be an integer of at least 1")
-    for name, value in (("cpus_per_replica", cpus), ("stall_timeout_s", stall_s)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(f"{name}={value!r}: must be a number above 0")
+        check_count(name, number, least=1)
+    check_above_zero("cpus_per_replica", cpus)
+    check_above_zero("stall_timeout_s", stall_s)
     if params.n != 1:
         raise ValueError(f"params: n={params.n}: must be 1, for there is one answer per row")
     if params.logits_processors:

@@ -1,17 +1,18 @@
-"""Generator: an LLM in an actor of Ray Data, which answers blocks of rows."""
+"""Generator: an LLM in an actor of Ray Data, which answers blocks of rows; and the order in which rows go to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from nanoinfer.cluster.data.order import ORDER
 from nanoinfer.cluster.ray_runtime import quiet_logs
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import SamplingParams
 
 ANSWER_COLUMNS = ("text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "error")
+ORDER = "__nanoinfer_order__"  # a column: by it, rows are sorted
+ORDER_CHARS, ORDER_TOKENS = 2048, 512  # of a prompt that count for the order
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,18 @@ class Generator:
             columns["finish_reason"][i] = str(output.finish_reason)
             columns["prompt_tokens"][i], columns["cached_tokens"][i] = output.prompt_tokens, output.cached_tokens
         return columns
+
+
+def with_order(table: Any, prompt_column: str) -> Any:
+    """A pyarrow table with the column ORDER: sorted by it, prompts that begin alike are neighbours."""
+    import pyarrow
+
+    order = [order_of(prompt) for prompt in table.column(prompt_column).to_pylist()]
+    return table.append_column(ORDER, pyarrow.array(order, pyarrow.string()))
+
+
+def order_of(prompt: Any) -> str:
+    """What a prompt is sorted by: its beginning."""
+    if isinstance(prompt, str):
+        return prompt[:ORDER_CHARS]
+    return "".join(f"{int(token):08x}" for token in list(prompt or ())[:ORDER_TOKENS])

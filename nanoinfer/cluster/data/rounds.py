@@ -12,8 +12,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from nanoinfer.cluster.data.generator import Generator, Work
-from nanoinfer.cluster.data.order import ORDER, with_order
+from nanoinfer.cluster.data.generator import ORDER, Generator, Work, with_order
 
 
 class RoundLostError(RuntimeError):

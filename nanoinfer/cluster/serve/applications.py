@@ -33,19 +33,9 @@ def deploy(settings: ClusterSettings, server: ServerSettings | None = None, rout
     serve.run(replicas_application(settings), name=settings.replicas_name, route_prefix=None)
     handle = serve.get_deployment_handle("Replica", app_name=settings.replicas_name)
     description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.patience_s)
-    deploy_door(settings, description, server, route_prefix)
-    return description
-
-
-def deploy_door(
-    settings: ClusterSettings,
-    description: Description,
-    server: ServerSettings | None = None,
-    route_prefix: str = "/",
-) -> None:
-    """Deploy the door alone, before replicas that are there. Its `policy` may be another one of ours than theirs."""
     door = door_application(settings, server or ServerSettings(), description)
     serve.run(door, name=settings.name, route_prefix=route_prefix)
+    return description
 
 
 def remove(settings: ClusterSettings) -> None:
@@ -66,7 +56,7 @@ def replicas_application(settings: ClusterSettings) -> serve.Application:
     number: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None:
         policy = AutoscalingPolicy(
-            policy_function="nanoinfer.cluster.serve.autoscaling:QueuedTokens",
+            policy_function="nanoinfer.cluster.serve.fleet:QueuedTokens",
             policy_kwargs={"per_replica": settings.queued_tokens_per_replica},
         )
         limits = AutoscalingConfig(min_replicas=settings.replicas, max_replicas=settings.max_replicas, policy=policy)
@@ -91,7 +81,7 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
     """The door: the OpenAI application, whose engine is the replicas."""
 
     def build() -> Any:
-        from nanoinfer.cluster.serve.fleets import fleet_named
+        from nanoinfer.cluster.serve.fleet import fleet_named
         from nanoinfer.server.app import make_app
 
         arguments = fleet_arguments(settings, description.config)

@@ -1,9 +1,14 @@
-"""Fleet: the replicas of one deployment as one process sees them, and the policy that chooses among them."""
+"""Fleet: the replicas of one deployment as one process sees them, and the policy that chooses among them; and how many
+replicas there should be. Serve's router and the door find the same Fleet here."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil
+from typing import Any
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.policies import make_policy
 from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
 
 
@@ -83,3 +88,40 @@ class Fleet:
             self._policy.note_end(request_id, output_tokens)
         self._elsewhere.discard(request_id)
         return replica
+
+
+_fleets: dict[str, Fleet] = {}
+_making = threading.Lock()
+
+
+def fleet_named(name: str, policy: str, options: Mapping[str, Any], costs: PassCosts | None = None) -> Fleet:
+    """The one Fleet of this process that has this name; made at first use, with the policy of that name."""
+    with _making:
+        if name not in _fleets:
+            _fleets[name] = Fleet(make_policy(policy, costs, options))
+        return _fleets[name]
+
+
+class QueuedTokens:
+    """Serve's autoscaler calls it with what replicas have recorded (`Replica.record_autoscaling_stats`).
+
+    Prompt tokens that wait are seconds that requests wait, whatever their number; requests are not, since one prompt may be
+    as long as a hundred others. `per_replica`: so many queued tokens per replica are fine. There are at least as many
+    replicas as would bring it down to that; one goes when the others would still be at half of it.
+    """
+
+    def __init__(self, per_replica: float):
+        self._per_replica = per_replica
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """The number of replicas that there should be, and the policy's state, which is empty."""
+        queued = sum((context.aggregated_metrics or {}).get("queued_tokens", {}).values())
+        return self.wanted(queued, context.target_num_replicas), {}
+
+    def wanted(self, queued_tokens: float, replicas: int) -> int:
+        """The number for so many queued tokens, if there are so many `replicas` now. Serve keeps it in its limits."""
+        enough = max(ceil(queued_tokens / self._per_replica), 1)
+        if enough >= replicas:
+            return enough
+        calm = queued_tokens <= self._per_replica * (replicas - 1) / 2
+        return max(replicas - 1, enough) if calm else replicas

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from nanoinfer.cluster.serve.links import ServeReplicas, start_task
+from nanoinfer.cluster.serve.links import NewsReader, ServeReplicas, start_task
 from nanoinfer.cluster.serve.messages import Addressed, Description
-from nanoinfer.cluster.serve.news import NewsReader
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig

@@ -10,11 +10,9 @@ from typing import Any
 from ray import serve
 
 from nanoinfer.cache.block_events import EventBatch
-from nanoinfer.cluster.policy import ReplicaLoad
+from nanoinfer.cluster.policy import ReplicaLoad, load_of
 from nanoinfer.cluster.ray_runtime import quiet_logs
-from nanoinfer.cluster.replica_load import load_of
-from nanoinfer.cluster.serve.answering import answer_call
-from nanoinfer.cluster.serve.leases import Leases
+from nanoinfer.cluster.serve.answering import Leases, answer_call
 from nanoinfer.cluster.serve.messages import Addressed, Answer, Call, Description, Since, Told
 from nanoinfer.cluster.serve.settings import ReplicaSettings
 from nanoinfer.engine.engine import Engine
@@ -22,6 +20,7 @@ from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.frontends.async_stream import AsyncStream
 
 KEPT_BATCHES = 1024
+TELL_EVERY_S, TELL_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each door is told what has changed
 NOTHING = ReplicaLoad(0, 0, 0)
 STUCK_S = 300.0  # an engine whose step takes longer is taken for broken
 
@@ -39,7 +38,7 @@ class Replica:
         self._calls: dict[str, list[AsyncStream]] = {}
         self._doors: dict[int, str] = {}  # by the engine's id of a request: who has sent it
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._feed = self.engine.engine.block_feed(settings.event_block_size) if settings.tells else None
+        self._feed = self.engine.engine.block_feed(settings.event_block_size)
         self._batches: deque[EventBatch] = deque(maxlen=KEPT_BATCHES)
         self._taken = 0  # the number of the next batch to take from the feed; only the engine's thread uses it
         self._next = 0  # and of the one after those in `_batches`
@@ -94,25 +93,19 @@ class Replica:
         self._leases.see(ask.door)
         self._loop = asyncio.get_running_loop()
         since: Since = ask.content
-        if self._feed is None:
-            await asyncio.sleep(self.settings.feed_wait_s)
-            return Told(load=self._load_for(ask.door))
-        await asyncio.sleep(self.settings.feed_interval_s)  # one message for all that happens meanwhile
+        await asyncio.sleep(TELL_EVERY_S)  # one message for all that happens meanwhile
         if since.source == self._feed.source and since.seq > self._next:
             await self.engine.visit(self._after_step)  # a snapshot had what has changed between steps
         elif since.source == self._feed.source and since.seq == self._next:
             try:
-                await asyncio.wait_for(self._news.wait(), self.settings.feed_wait_s)
+                await asyncio.wait_for(self._news.wait(), TELL_AT_LEAST_S)
             except TimeoutError:
                 await self.engine.visit(self._after_step)  # what changed between steps
         first = self._next - len(self._batches)
         if since.source != self._feed.source or not first <= since.seq <= self._next:
-            return Told(snapshot=await asyncio.to_thread(self._feed.snapshot), load=self._load_for(ask.door))
-        return Told(list(self._batches)[since.seq - first :], load=self._load_for(ask.door))
-
-    def _load_for(self, door: str) -> ReplicaLoad:
-        """What other doors have sent."""
-        return self._loads.get(door, NOTHING)
+            snapshot = await asyncio.to_thread(self._feed.snapshot)
+            return Told(snapshot=snapshot, load=self._loads.get(ask.door, NOTHING))
+        return Told(list(self._batches)[since.seq - first :], load=self._loads.get(ask.door, NOTHING))
 
     async def hold(self, ask: Addressed) -> None:
         """Pause the call (`ask.content`: its id and True), or let it go on (False): its reader is behind, or no more."""
@@ -153,10 +146,8 @@ class Replica:
     # --- in the engine's thread ---------------------------------------------------------------------------------------
 
     def _after_step(self, engine: Engine) -> None:
-        batches: list[EventBatch] | None = []
-        if self._feed is not None:
-            batches = self._feed.since(self._taken)
-            self._taken = self._feed.snapshot().seq if batches is None else self._taken + len(batches)
+        batches = self._feed.since(self._taken)
+        self._taken = self._feed.snapshot().seq if batches is None else self._taken + len(batches)
         doors = self._doors  # a request that was queued just now may not be there yet, and counts for nobody
         loads = {
             door: load_of(engine, lambda request_id, door=door: doors.get(request_id, door) != door)  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 Serve makes one router in each process that has a handle to the replicas, by the class and keywords of the deployment's
 RequestRouterConfig, and asks it for each call. The door, in the same process, tells the same Fleet what it learns about the
-replicas and its requests. Serve sends this file's class as a value, so what it must share is in `fleets.py`.
+replicas and its requests. Serve sends this file's class as a value, so what it must share is in `fleet.py`.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from nanoinfer.cluster.policy import RoutedRequest
-from nanoinfer.cluster.serve.fleets import fleet_named
+from nanoinfer.cluster.serve.fleet import fleet_named
 from nanoinfer.cluster.serve.messages import Addressed, Call
 
 

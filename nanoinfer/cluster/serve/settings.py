@@ -1,12 +1,12 @@
 """ClusterSettings: what is deployed. ReplicaSettings: the part that each replica needs."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.serve.policies import POLICIES
+from nanoinfer.cluster.policies import POLICIES
+from nanoinfer.cluster.policy import check_above_zero, check_count
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM
@@ -24,8 +24,8 @@ RAYS_ROUTERS = {  # Serve's own, for comparisons: they hear nothing of what tree
 class ReplicaSettings:
     """`model` and `options`: as LLM takes them. `threads`: of torch, per replica; None: as Ray sets it, one per CPU.
 
-    `tells`: whether it tells what its tree holds, in blocks of `event_block_size` tokens, at most every `feed_interval_s`
-    seconds, and after `feed_wait_s` even if nothing has changed. `silence_s`: a door that asks for nothing so long is dead.
+    `event_block_size`: it tells what its tree holds in blocks of so many tokens. `silence_s`: a door that asks for nothing
+    so long is dead.
     `costs`: of its passes, for PrefixRouter; None: each replica measures them when it starts, which takes seconds.
     `sleeps`: with this, its passes compute nothing and sleep as long as `costs` say; `options` are then EngineConfig's.
     """
@@ -33,10 +33,7 @@ class ReplicaSettings:
     model: str = "story"
     options: Mapping[str, Any] = field(default_factory=dict)
     threads: int | None = None
-    tells: bool = True
     event_block_size: int = 16
-    feed_interval_s: float = 0.02
-    feed_wait_s: float = 1.0
     silence_s: float = 15.0
     costs: PassCosts | None = None
     sleeps: bool = False
@@ -60,7 +57,7 @@ class ReplicaSettings:
 
     def measure(self, llm: LLM | Engine) -> PassCosts | None:
         """Its passes' costs, measured if they are not given; None if they cannot be measured."""
-        if self.costs is not None or not isinstance(llm, LLM) or not self.tells:
+        if self.costs is not None or not isinstance(llm, LLM):
             return self.costs
         if llm.config.num_scheduler_steps > 1 or llm.config.drafters:
             return None
@@ -105,23 +102,15 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for name in ("replicas", "doors", "most_moves"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
-        most = self.max_replicas
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < self.replicas):
-            raise ValueError(f"max_replicas={most!r}: must be None or an integer of at least replicas={self.replicas}")
+            check_count(name, getattr(self, name), least=1)
+        if self.max_replicas is not None:
+            check_count("max_replicas", self.max_replicas, least=self.replicas)
         seconds = ("silence_s", "patience_s", "drain_timeout_s", "health_check_period_s", "health_check_timeout_s")
         for name in (*seconds, "cpus_per_replica", "queued_tokens_per_replica"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ValueError(f"{name}={value!r}: must be a number above 0")
+            check_above_zero(name, getattr(self, name))
         blocks = self.policy_options.get("block_size", self.replica.event_block_size)
         if self.policy == "prefix" and blocks != self.replica.event_block_size:
-            raise ValueError(
-                f"policy_options: block_size={blocks!r}: must be the replicas' event_block_size, "
-                f"{self.replica.event_block_size}"
-            )
+            raise ValueError(f"block_size={blocks!r}: must be event_block_size={self.replica.event_block_size}")
         if not self.name or not self.name.replace("-", "").isalnum():
             raise ValueError(f"name={self.name!r}: must be letters, digits and dashes")
         if self.policy not in (*POLICIES, *RAYS_ROUTERS):

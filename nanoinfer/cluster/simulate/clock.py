@@ -1,10 +1,8 @@
 """Clock: simulated time, and what happens when."""
 
-import gc
 import heapq
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
 
 
@@ -17,7 +15,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.calls_made = 0
         self._calls: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
@@ -38,23 +35,4 @@ class Clock:
         """Make all calls that are due before `until`, including those that are added meanwhile."""
         while self._calls and self._calls[0][0] < until:
             self.now, _, call = heapq.heappop(self._calls)
-            self.calls_made += 1
             call()
-
-    @property
-    def pending(self) -> int:
-        """How many calls are still to be made."""
-        return len(self._calls)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Within it, Python looks for no garbage. Millions of small objects live here, few in circles; looking at them all
-    again and again would take most of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -1,62 +1,98 @@
-"""Outcome: what happened in a run, kept small: a few numbers of each request, and no request itself."""
+"""Outcome: what happened in a run, and what it comes to in a few figures."""
 
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from nanoinfer.cluster.simulate.request import SimRequest
+from nanoinfer.cluster.simulate.sessions import SimRequest, Turn, chain
+
+
+class EverythingSent:
+    """What one infinitely large cache would have had of each prompt. It remembers prompts as soon as they are sent, and
+    answers when they have ended: no routing finds more, but for tokens that are equal by chance."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def send(self, turn: Turn) -> int:
+        """A prompt. Returns how many of its first tokens were there before; the last one is always computed."""
+        keys, tokens = chain(turn.prompt), 0
+        for key, segment in zip(keys, turn.prompt, strict=True):
+            if key not in self._seen:
+                break
+            tokens += segment.length
+        self._seen.update(keys)
+        return min(tokens, turn.prompt_tokens - 1)
+
+    def end(self, turn: Turn) -> None:
+        """The answer to it is complete."""
+        self._seen.add(chain((*turn.prompt, turn.answer))[-1])
 
 
 @dataclass
 class Outcome:
-    """What happened. A request counts as measured if it was sent from `measured_from` on and has ended.
+    """What happened. `measured`: the requests that were sent from `measured_from` on and have ended, in the order of their
+    ends. `sent`, `ended` and `open` count all requests: those that had not ended when the run was stopped are open."""
 
-    - Of each measured request, in the order of their ends: `sent` and `ttft` (seconds), `prompt_tokens`, `cached_tokens`,
-      `ideal_tokens`, `output_tokens`, `replica`.
-    - `busy_seconds`: for each replica, within the measured time. `sent_to`: how many requests each has got, since the
-      start.
-    - `open`: requests that had not ended when the run was stopped. `sent_in_all` and `ended_in_all` count since the start.
-    - `choose_seconds`: of processor time, which the routers took for their choices.
-    """
-
+    replicas: int
     measured_from: float = 0.0
     measured_until: float = 0.0
-    sent: "array[float]" = field(default_factory=lambda: array("d"))
-    ttft: "array[float]" = field(default_factory=lambda: array("d"))
-    prompt_tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    cached_tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    ideal_tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    output_tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    replica: "array[int]" = field(default_factory=lambda: array("l"))
-    busy_seconds: list[float] = field(default_factory=list)
-    sent_to: list[int] = field(default_factory=list)
-    sent_in_all: int = 0
-    ended_in_all: int = 0
-    open: int = 0
-    choose_seconds: float = 0.0
+    measured: list[SimRequest] = field(default_factory=list)
+    sent: int = 0
+    ended: int = 0
 
     @property
-    def measured(self) -> int:
-        """How many requests were measured."""
-        return len(self.ttft)
+    def open(self) -> int:
+        return self.sent - self.ended
 
-    def note_end(self, request: SimRequest) -> None:
-        """A request has ended."""
-        self.ended_in_all += 1
-        if request.sent < self.measured_from:
-            return
-        assert request.replica is not None
-        self.sent.append(request.sent)
-        self.ttft.append(request.ttft)
-        self.prompt_tokens.append(request.turn.prompt_tokens)
-        self.cached_tokens.append(request.cached_tokens)
-        self.ideal_tokens.append(request.ideal_tokens)
-        self.output_tokens.append(request.output_tokens)
-        self.replica.append(request.replica)
 
-    def computed_by(self) -> np.ndarray:
-        """How many tokens each replica computed for measured requests: prompts', where they were not cached, and
-        outputs'."""
-        tokens = np.array(self.prompt_tokens) - np.array(self.cached_tokens) + np.array(self.output_tokens)
-        return np.bincount(np.array(self.replica), weights=tokens, minlength=len(self.busy_seconds))
+@dataclass(frozen=True)
+class Report:
+    """Figures of the requests that were measured.
+
+    - `hit_rate`: the share of prompt tokens that were cached. `ideal_hit_rate`: if there were one cache for all, and it
+      forgot nothing: no routing can do better.
+    - `ttft_mean`, `ttft_p50`, `ttft_p99`: seconds from sending a request to its first token.
+    - `tokens_per_second`: output tokens per second and replica. `imbalance`: the tokens that the replica with the most of
+      them computed (prompts' and outputs'), over the average (1: all alike).
+    """
+
+    requests: int
+    open: int
+    hit_rate: float
+    ideal_hit_rate: float
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    tokens_per_second: float
+    imbalance: float
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Report":
+        """The figures of a run. ValueError when no request was measured."""
+        requests, replicas = outcome.measured, outcome.replicas
+        if not requests:
+            raise ValueError("no request was measured; run longer, or measure from earlier on")
+        prompt = sum(each.turn.prompt_tokens for each in requests)
+        output = sum(each.output_tokens for each in requests)
+        ttft = [each.ttft for each in requests]
+        p50, p99 = np.percentile(ttft, [50, 99])
+        computed = _computed_by(requests, replicas)
+        return cls(
+            requests=len(requests),
+            open=outcome.open,
+            hit_rate=sum(each.cached_tokens for each in requests) / prompt,
+            ideal_hit_rate=sum(each.ideal_tokens for each in requests) / prompt,
+            ttft_mean=float(np.mean(ttft)),
+            ttft_p50=float(p50),
+            ttft_p99=float(p99),
+            tokens_per_second=output / (outcome.measured_until - outcome.measured_from) / replicas,
+            imbalance=float(computed.max() / computed.mean()),
+        )
+
+
+def _computed_by(requests: Sequence[SimRequest], replicas: int) -> np.ndarray:
+    """How many tokens each replica computed: prompts', where they were not cached, and outputs'."""
+    tokens = [each.turn.prompt_tokens - each.cached_tokens + each.output_tokens for each in requests]
+    return np.bincount([each.replica for each in requests], weights=tokens, minlength=replicas)

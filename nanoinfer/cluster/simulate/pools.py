@@ -44,13 +44,8 @@ def make_pools(config: EngineConfig) -> tuple[ReqToTokenPool, TokenToKVPool]:
     return rows, TokenToKVPool(config.max_total_tokens, torch.float32, 1, 1, 1, page_size=page, kv_cache_dtype="none")
 
 
-def make_cache(config: EngineConfig, **tree_options: object) -> CacheManager:
-    """Rows, slots and tree of one simulated engine with these settings. `tree_options`: more arguments of RadixCache."""
+def make_cache(config: EngineConfig) -> CacheManager:
+    """Rows, slots and tree of one simulated engine with these settings."""
     rows, slots = make_pools(config)
-    options: dict[str, object] = {
-        "page_size": config.page_size,
-        "policy": config.eviction_policy,
-        "disable": config.disable_radix_cache,
-    }
-    tree = RadixCache(rows, slots, **(options | tree_options))  # type: ignore[arg-type]
+    tree = RadixCache(rows, slots, config.page_size, config.eviction_policy, config.disable_radix_cache)
     return CacheManager(rows, slots, tree)

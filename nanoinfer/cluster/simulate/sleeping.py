@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from nanoinfer.cluster.costs import PassCosts, attended_pairs
+from nanoinfer.cluster.costs import PassCosts, pass_of
 from nanoinfer.cluster.simulate.pools import make_pools
-from nanoinfer.cluster.simulate.segments import VOCAB_SIZE
+from nanoinfer.cluster.simulate.sessions import VOCAB_SIZE
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.attention import TorchNativeBackend
@@ -28,19 +28,12 @@ class SleepingRunner(ModelRunner):
         """Sleep; return the next token of each request that gets one. NotImplementedError for what needs logits."""
         if batch.wants_prompt_logprobs or batch.forward_mode is ForwardMode.VERIFY:
             raise NotImplementedError("a sleeping model has neither log-probabilities nor drafts to check")
-        seq_lens = batch.seq_lens.tolist()
-        if batch.prefix_lens is None:
-            ends = list(range(len(seq_lens)))
-            seconds = self.costs.decode_seconds(len(seq_lens), sum(seq_lens))
-        else:
-            spans = list(zip(batch.prefix_lens.tolist(), seq_lens, strict=True))
-            new = [end - start for start, end in spans]
-            ends = (torch.tensor(new).cumsum(0) - 1).tolist()
-            seconds = self.costs.extend_seconds(len(spans), sum(new), sum(attended_pairs(a, b) for a, b in spans))
-        time.sleep(seconds)
+        time.sleep(self.costs.seconds(pass_of(batch)))
+        new = torch.ones_like(batch.seq_lens) if batch.prefix_lens is None else batch.seq_lens - batch.prefix_lens
+        ends = new.cumsum(0) - 1
         if isinstance(batch, Batch):
             ends = ends[: len(batch.sampled_reqs)]  # none for a prompt that goes on in the next pass
-        newest = batch.input_ids[torch.tensor(ends, dtype=torch.int64)]
+        newest = batch.input_ids[ends]
         likeliest = Likeliest((newest + 1) % self.vocab_size, torch.zeros(len(ends)))
         return LogitsOutput(likeliest.logits, likeliest=likeliest)
 

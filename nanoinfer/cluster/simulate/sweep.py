@@ -1,144 +1,74 @@
-"""sweep: all policies from one replica to a thousand, a thousand users for each; and what several routers cost.
+"""Simulations by name, several at a time, and their results in a file."""
 
-Up to 32 replicas with the engine's own scheduler and tree if asked for, beyond that at block level; at 32 both can be
-compared.
-"""
-
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.simulate.cluster import ClusterSettings, Simulation
-from nanoinfer.cluster.simulate.policy_router import POLICIES
-from nanoinfer.cluster.simulate.report import Report
-from nanoinfer.cluster.simulate.results import Results
+from nanoinfer.cluster.simulate.outcome import Report
 from nanoinfer.cluster.simulate.traces import make_trace
-from nanoinfer.config import EngineConfig
 
+FORMAT = "nanoinfer simulate 1"
 USERS_PER_REPLICA = 1000
 USER_EVERY_S = 60.0  # a user sends a request so often, on average
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
-ROUTERS = (1, 2, 4, 8, 16)
-JOBS_PER_PROCESS = 8  # then another one takes over, with all its memory free
+SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One simulation, with all that a process needs to run it."""
+    """One simulation, with all that a process needs to run it. `rate`: requests per second and replica."""
 
     name: str
     settings: ClusterSettings
     trace: str
-    rate: float  # requests per second and replica
+    rate: float
     seconds: float
     warm_up: float
-    scale: float = 1.0
 
     def run(self) -> dict[str, Any]:
         """The figures of its report. Only `requests`, 0, if none was measured: a policy that sends all requests to a
         few of many replicas may keep all of them waiting until the end."""
         one = self.settings
-        trace = make_trace(self.trace, self.rate * one.replicas, one.seed, self.scale)
-        outcome = Simulation(one).run(trace, self.seconds, self.warm_up)
-        return {
-            "replicas": one.replicas,
-            "policy": one.policy,
-            "level": one.level,
-            "routers": one.routers,
-            "spread": one.spread,
-            "index": one.index,
-            **(Report.of(outcome).as_dict() if outcome.measured else {"requests": 0, "open": outcome.open}),
-        }
-
-
-def jobs_by_size(
-    sizes: Sequence[int],
-    costs: PassCosts,
-    config: EngineConfig,
-    trace: str = "chat",
-    seconds: float = 24.0,
-    warm_up: float = 16.0,
-    policies: Sequence[str] = POLICIES,
-    rate: float = USERS_PER_REPLICA / USER_EVERY_S,
-) -> list[Job]:
-    """Each policy at each size, at block level; the largest first, so that two processes end together."""
-    return [
-        Job(
-            f"{replicas} {policy}",
-            ClusterSettings(replicas, policy, costs, config, level="blocks"),
-            trace,
-            rate,
-            seconds,
-            warm_up,
+        outcome = Simulation(one).run(
+            make_trace(self.trace, self.rate * one.replicas, one.seed), self.seconds, self.warm_up
         )
-        for replicas in sorted(sizes, reverse=True)
-        for policy in policies
-    ]
+        figures = asdict(Report.of(outcome)) if outcome.measured else {"requests": 0, "open": outcome.open}
+        return {"replicas": one.replicas, "policy": one.policy, "routers": one.routers, **figures}
 
 
-def jobs_at_both_levels(
-    replicas: int, costs: PassCosts, config: EngineConfig, trace: str, seconds: float, warm_up: float, rate: float
-) -> list[Job]:
-    """Each policy, with the engine's scheduler and tree and at block level."""
-    return [
-        Job(
-            f"{replicas} {policy} {level}",
-            ClusterSettings(replicas, policy, costs, config, level=level),
-            trace,
-            rate,
-            seconds,
-            warm_up,
-        )
-        for policy in POLICIES
-        for level in ("exact", "blocks")
-    ]
+def run_jobs(
+    jobs: Sequence[Job], settings: dict[str, Any], path: str | None, processes: int, show: Callable[[Job, Any], object]
+) -> dict[str, Any]:
+    """Run them, and write the results to `path` after each, when `show` is called, too. `settings`: what they have in
+    common. Returns what is written."""
+    content: dict[str, Any] = {"format": FORMAT, "settings": settings, "runs": {}}
 
-
-def jobs_by_routers(
-    replicas: int,
-    costs: PassCosts,
-    config: EngineConfig,
-    trace: str,
-    seconds: float,
-    warm_up: float,
-    rate: float,
-    routers: Sequence[int] = ROUTERS,
-) -> list[Job]:
-    """`prefix` with several routers, each with the whole index, or each with the prompts of its own users."""
-    kinds = (("whole", "requests"), ("slice", "users"))
-    return [
-        Job(
-            f"{replicas} replicas, {count} routers, {index}",
-            ClusterSettings(
-                replicas, "prefix", costs, config, level="blocks", routers=count, spread=spread, index=index
-            ),
-            trace,
-            rate,
-            seconds,
-            warm_up,
-        )
-        for count in routers
-        for index, spread in kinds
-    ]
-
-
-def run_jobs(jobs: Sequence[Job], results: Results, processes: int = 1, show: Any = None) -> None:
-    """Run what `results` does not have yet. `show(job, figures)` is called after each."""
-    left = [job for job in jobs if job.name not in results.runs]
-    if processes == 1:
-        for job in left:
-            _keep(results, job, job.run(), show)
-        return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=JOBS_PER_PROCESS) as pool:
-        futures = {pool.submit(job.run): job for job in left}
-        for future in as_completed(futures):
-            _keep(results, futures[future], future.result(), show)
-
-
-def _keep(results: Results, job: Job, figures: dict[str, Any], show: Any) -> None:
-    results.once(job.name, lambda: figures)
-    if show is not None:
+    def keep(job: Job, figures: dict[str, Any]) -> None:
+        content["runs"][job.name] = figures
+        if path is not None:
+            Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         show(job, figures)
+
+    if processes == 1:
+        for job in jobs:
+            keep(job, job.run())
+        return content
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for job, figures in zip(jobs, pool.map(Job.run, jobs), strict=True):
+            keep(job, figures)
+    return content
+
+
+def read_results(path: str) -> dict[str, Any]:
+    """The content of a file of results. ValueError if it is something else."""
+    try:
+        content: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise KeyError("format")
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is no file of results ({error})") from error
+    return content

@@ -1,19 +1,12 @@
 """batch_limit: rate of arrivals and most requests that run at a time → how long requests wait, and how long they take."""
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from random import Random
 
-from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.simulate.arrivals import Arrivals
-from nanoinfer.cluster.simulate.block_replica import BlockReplica
-from nanoinfer.cluster.simulate.clock import Clock
-from nanoinfer.cluster.simulate.lengths import Around
-from nanoinfer.cluster.simulate.request import SimRequest
-from nanoinfer.cluster.simulate.segments import Segment
-from nanoinfer.cluster.simulate.sessions import Turn
-from nanoinfer.config import EngineConfig
+from nanoinfer.cluster.simulate.distributions import Around, Arrivals
 from nanoinfer.frontends.llm import LLM
 from notebooks.course.explore.explorable import Control, Explorable, Frame
 from notebooks.course.explore.panels.base import Number, Numbers
@@ -24,9 +17,20 @@ RATES = (1, 2, 3, 4, 6, 8, 10)  # requests per second
 LIMITS = (1, 2, 4, 8, 16, 32)
 SECONDS, WARM_UP = 300.0, 20.0  # of arrivals; those of the first ones are not counted
 PROMPT, ANSWER = Around(50, 0.5), Around(40, 0.5)  # tokens
-CONFIG = {"max_total_tokens": 65_536, "max_context_len": 1024}
 ENOUGH = 0.97  # the share of the arrivals that a server which is not overloaded has served when the last one comes
 X_RANGE, Y_RANGE = (0.0, 10.5), (0.2, 1500.0)
+
+
+@dataclass
+class Arrived:
+    """A request that came at `at` seconds: tokens of its prompt, and how many of its answer are `left`. `first_at`: when it
+    had its first one."""
+
+    at: float
+    prompt: int
+    answer: int
+    left: int
+    first_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,30 +57,46 @@ class Load:
 
 
 @cache
-def load_of(rate: float, limit: int, costs: PassCosts = COSTS) -> Load:
+def load_of(rate: float, limit: int) -> Load:
     """Requests that arrive at random, `rate` per second, for SECONDS, until all have ended; at most `limit` run at a time.
+    As in the engine, new prompts come first, all in one pass; when there are none, all that run get one token more.
 
     The same requests whatever the limit, and whatever the rate in the same order.
     """
-    clock, rng, ended = Clock(), Random(16), list[SimRequest]()
-    config = EngineConfig(max_running_requests=limit, **CONFIG)  # type: ignore[arg-type]
-    replica = BlockReplica(0, config, costs, clock, lambda request: None, ended.append)
-    times = list(Arrivals(rate).times(Random(61), SECONDS))
-    for number, at in enumerate(times):
-        segments = Segment(2 * number, PROMPT.draw(rng)), Segment(2 * number + 1, ANSWER.draw(rng))
-        request = SimRequest(number, Turn(segments[:1], segments[1]), at)
-        clock.at(at, lambda request=request: replica.submit(request))  # type: ignore[misc]
-    clock.run(SECONDS)
-    served, busy = len(ended) / SECONDS, min(replica.busy_seconds / SECONDS, 1.0)
-    clock.run()
-    counted = [each for each in ended if each.sent >= WARM_UP]
-    spans = [(each.ttft, each.ended - each.sent, each.output_tokens - 1) for each in counted if each.ended is not None]
+    rng, waiting = Random(16), deque[Arrived]()
+    for at in Arrivals(rate).times(Random(61), SECONDS):
+        prompt, answer = PROMPT.draw(rng), ANSWER.draw(rng)
+        waiting.append(Arrived(at, prompt, answer, answer))
+    now, busy, served = 0.0, 0.0, 0
+    running, spans = list[Arrived](), list[tuple[float, float, int]]()
+    while waiting or running:
+        if not running:
+            now = max(now, waiting[0].at)
+        in_pass = list[Arrived]()
+        while waiting and waiting[0].at <= now and len(running) + len(in_pass) < limit:
+            in_pass.append(waiting.popleft())
+        if in_pass:
+            running += in_pass
+            took = COSTS.extend_seconds(len(in_pass), sum(each.prompt for each in in_pass), pairs=0)
+        else:
+            in_pass = running
+            took = COSTS.decode_seconds(len(running), context_tokens=0)  # which cost nothing, as pairs do
+        now += took
+        for each in in_pass:
+            each.left -= 1
+            each.first_at = each.first_at or now
+            if not each.left and each.at >= WARM_UP:
+                spans.append((each.first_at - each.at, now - each.at, each.answer - 1))
+        if now < SECONDS:
+            busy += took
+            served += sum(not each.left for each in in_pass)
+        running = [each for each in running if each.left]
     return Load(
         tuple(sorted(first for first, _, _ in spans)),
         tuple(sorted(last for _, last, _ in spans)),
         tuple(sorted((last - first) / more for first, last, more in spans)),
-        busy,
-        served,
+        busy / SECONDS,
+        served / SECONDS,
     )
 
 

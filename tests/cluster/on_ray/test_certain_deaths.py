@@ -40,8 +40,8 @@ def nodes(port: int) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def watcher(nodes: Any) -> Any:
     """Two replicas. A machine that is merely slow is not taken for one that is dead."""
+    from nanoinfer.cluster.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.applications import deploy
-    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
     from tests.helpers.ray_cluster import Watcher
 

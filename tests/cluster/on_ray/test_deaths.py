@@ -37,7 +37,7 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def settings() -> Any:
-    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 
     replica = ReplicaSettings(options=OPTIONS, threads=1, silence_s=5.0, costs=ROUGH_COSTS)

@@ -80,7 +80,7 @@ def test_there_are_more_replicas_while_prompt_tokens_wait(deployed: Any) -> None
 
 
 def test_a_replica_whose_engine_has_ended_is_replaced(deployed: Any) -> None:
-    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.settings import ReplicaSettings
     from nanoinfer.engine.engine_loop import loop_of
 
@@ -98,7 +98,7 @@ def test_a_replica_whose_engine_has_ended_is_replaced(deployed: Any) -> None:
 
 
 def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
-    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.settings import ReplicaSettings
 
     split = ReplicaSettings(options={**OPTIONS, "tensor_parallel_size": 2}, threads=1, costs=ROUGH_COSTS)
@@ -114,7 +114,7 @@ def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["ray-prefix", "ray-power-of-two"])
 def test_rays_own_routers_serve_too(deployed: Any, policy: str) -> None:
-    from nanoinfer.cluster.serve.policies import ROUGH_COSTS
+    from nanoinfer.cluster.policies import ROUGH_COSTS
     from nanoinfer.cluster.serve.settings import ReplicaSettings
 
     _, url = deployed(ReplicaSettings(options=OPTIONS, threads=1, costs=ROUGH_COSTS), 2, policy=policy)

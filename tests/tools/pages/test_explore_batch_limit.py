@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from nanoinfer.cluster.simulate.arrivals import Arrivals
+from nanoinfer.cluster.simulate.distributions import Arrivals
 from notebooks.course.explore.batch_limit import (
     ANSWER,
     LIMITS,

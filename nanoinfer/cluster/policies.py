@@ -1,11 +1,20 @@
-"""RoundRobin, LeastLoaded, PrefixHash: policies that know nothing of caches."""
+"""RoundRobin, LeastLoaded, PrefixHash: policies that know nothing of caches; and all policies by name."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from nanoinfer.cache.block_events import as_tokens, chained_hashes, namespace_hash
 from nanoinfer.cluster.base_policy import BasePolicy
-from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
-from nanoinfer.cluster.rendezvous import rendezvous, salt
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, check_count
+from nanoinfer.cluster.prefix_router import PrefixRouter
+from nanoinfer.cluster.replica_table import rendezvous, salt
+
+POLICIES = ("round-robin", "least-loaded", "prefix-hash", "prefix")
+# For a process that only looks at a cluster, and for one whose costs nobody has measured: of the bundled model on one core.
+ROUGH_COSTS = PassCosts(2e-3, 3e-5, 5e-4, 1e-7, source="roughly the bundled model on one core")
 
 
 class RoundRobin(BasePolicy):
@@ -78,3 +87,14 @@ class PrefixHash(BasePolicy):
         prefix = as_tokens(request.token_ids[: self.prefix_tokens])
         namespace = namespace_hash(request.extra_key, request.adapter)
         return self.replicas[rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self._salts)]
+
+
+def make_policy(name: str, costs: PassCosts | None = None, options: Mapping[str, Any] | None = None) -> Policy:
+    """The policy `name`; `options` are its class's. ValueError for an unknown name, TypeError for an unknown option."""
+    options = dict(options or {})
+    if name == "prefix":
+        return PrefixRouter(costs or ROUGH_COSTS, **options)
+    plain = {"round-robin": RoundRobin, "least-loaded": LeastLoaded, "prefix-hash": PrefixHash}
+    if name not in plain:
+        raise ValueError(f"policy={name!r}: must be one of {', '.join(POLICIES)}")
+    return plain[name](**options)

@@ -1,10 +1,31 @@
-"""Lengths: random numbers of tokens, by what was published of a distribution."""
+"""Random times between arrivals, and random numbers of tokens."""
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from random import Random
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """`rate` arrivals per second, with gaps from a Gamma distribution of this `shape`: 1 is Poisson, less comes in bursts.
+
+    The gaps' standard deviation is `1 / sqrt(shape)` times their mean. ValueError if the rate is not above 0.
+    """
+
+    rate: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < math.inf:
+            raise ValueError(f"rate={self.rate!r}: must be a number above 0")
+
+    def times(self, rng: Random, until: float) -> Iterator[float]:
+        """The times of arrivals from 0 to `until`, rising."""
+        at, scale = 0.0, 1 / (self.rate * self.shape)
+        while (at := at + rng.gammavariate(self.shape, scale)) < until:
+            yield at
 
 
 @dataclass(frozen=True)
@@ -12,17 +33,10 @@ class Quantiles:
     """Lengths with given quantiles: `points` are pairs (share, length), both rising, from share 0 to 1.
 
     Between two points the logarithm is spread evenly, so a median and a 90th percentile give a long tail, as in logs of
-    real traffic. ValueError when the points do not rise.
+    real traffic.
     """
 
     points: tuple[tuple[float, float], ...]
-
-    def __post_init__(self) -> None:
-        shares, lengths = zip(*self.points, strict=True)
-        if shares[0] != 0 or shares[-1] != 1 or any(a >= b for a, b in pairwise(shares)):
-            raise ValueError(f"points={self.points}: their shares must rise from 0 to 1")
-        if lengths[0] < 1 or any(a > b for a, b in pairwise(lengths)):
-            raise ValueError(f"points={self.points}: their lengths must rise, from 1 or more")
 
     def draw(self, rng: Random) -> int:
         """One length, at least 1."""

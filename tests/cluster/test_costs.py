@@ -1,15 +1,12 @@
 """What passes cost: the sum of parts, fitted to measurements, saved, and published for accelerators."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nanoinfer.cluster.calibrate import measure_passes
-from nanoinfer.cluster.costs import Kind, MeasuredPass, PassCosts, attended_pairs, fit, least_squares, relative_errors
-from nanoinfer.cluster.pass_log import PassLog, fit_served
+from nanoinfer.cluster.costs import MeasuredPass, PassCosts, attended_pairs, fit, least_squares
 from nanoinfer.cluster.published_costs import LENGTHS, MOST_REQUESTS, THROUGHPUT, kv_slots, published_costs
 from tests.helpers.engines import Clock, greedy, make_engine
 
@@ -29,12 +26,16 @@ def passes_of(costs: PassCosts) -> list[MeasuredPass]:
     return found
 
 
+def relative_errors(costs: PassCosts) -> list[float]:
+    return [costs.seconds(each) / each.seconds - 1 for each in passes_of(KNOWN)]
+
+
 def test_a_fit_finds_the_costs_that_made_the_measurements() -> None:
     found = fit(passes_of(KNOWN), "found")
     for name in ("seconds_per_pass", "seconds_per_prompt_token", "seconds_per_decode_row", "seconds_per_attended_pair"):
         assert getattr(found, name) == pytest.approx(getattr(KNOWN, name), rel=1e-6), name
     assert found.source == "found"
-    assert max(map(abs, relative_errors(found, passes_of(KNOWN)))) < 1e-9
+    assert max(map(abs, relative_errors(found))) < 1e-9
 
 
 def test_a_fit_of_noisy_measurements_is_never_negative_and_close() -> None:
@@ -43,7 +44,7 @@ def test_a_fit_of_noisy_measurements_is_never_negative_and_close() -> None:
         MeasuredPass(one.kind, one.rows, one.new_tokens, one.pairs, one.seconds * rng.uniform(0.9, 1.1))
         for one in passes_of(KNOWN)
     ]
-    errors = relative_errors(fit(noisy), passes_of(KNOWN))
+    errors = relative_errors(fit(noisy))
     assert np.mean(np.abs(errors)) < 0.06
 
 
@@ -71,7 +72,7 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         PassCosts.load(tmp_path / "other.json")
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True, "1"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "1"])
 def test_a_cost_that_is_no_time_is_refused_by_name(value: object) -> None:
     with pytest.raises(ValueError, match="seconds_per_decode_row"):
         PassCosts(1e-3, 1e-4, value, 0.0)  # type: ignore[arg-type]
@@ -90,11 +91,6 @@ def test_published_costs_give_the_published_throughput(name: str) -> None:
         together = min(kv_slots(name) / context, MOST_REQUESTS)
         step = costs.decode_seconds(round(together), together * context) / together
         assert output / (costs.prefill_seconds(prompt) + output * step) == pytest.approx(published, rel=0.05)
-
-
-def test_unknown_accelerators_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="costs='abacus'"):
-        published_costs("abacus")
 
 
 def test_calibration_measures_passes_of_both_kinds_on_an_engine() -> None:
@@ -118,54 +114,3 @@ def test_calibration_wants_the_engine_alone() -> None:
     engine.add_request([1, 2, 3], greedy())
     with pytest.raises(ValueError, match="open requests"):
         measure_passes(engine)
-
-
-# --- costs of an engine that serves ----------------------------------------------------------------------------------
-
-
-def test_a_pass_of_an_engine_that_serves_takes_from_the_end_of_the_one_before() -> None:
-    clock = Clock()
-    engine = make_engine()
-    run = engine.model_runner.run
-
-    def slow_run(*args: Any) -> Any:
-        clock.now += 1.0
-        return run(*args)
-
-    engine.model_runner.run = slow_run  # type: ignore[method-assign]
-    log = PassLog(engine, lambda: clock.now)
-    for _ in range(2):
-        engine.add_request([1, 2, 3], greedy(3))
-        engine.add_request([1, 2, 4, 5], greedy(3))
-        while engine.has_unfinished():
-            engine.step()
-            clock.now += 0.25  # handing out
-        engine.step()  # nothing to do: no pass
-        clock.now += 100.0  # nobody wants anything
-    passes = log.take()
-    assert [(each.kind, each.rows, each.seconds) for each in passes] == [
-        ("extend", 2, 1.0),
-        ("decode", 2, 1.25),
-        ("decode", 2, 1.25),
-    ] * 2
-    assert log.take() == []
-
-
-def test_costs_of_served_passes_take_as_long_as_these_did_together() -> None:
-    """Each pass takes now half as long, and now two and a half times as long."""
-    true, rng = PassCosts(0.002, 1e-5, 2e-4, 1e-7, 1e-8, 0.001, 5e-4), np.random.default_rng(0)
-    passes = []
-    for _ in range(4000):
-        rows, tokens = int(rng.integers(1, 17)), int(rng.integers(16, 400))
-        kind: Kind = "decode" if rng.random() < 0.9 else "extend"
-        each = MeasuredPass(kind, rows, rows if kind == "decode" else tokens, tokens * rows, 1.0)
-        passes.append(replace(each, seconds=true.seconds(each) * float(rng.choice([0.5, 0.5, 0.5, 2.5]))))
-    found, leaning = fit_served(passes, "a test"), fit(passes)
-    assert sum(map(found.seconds, passes)) == pytest.approx(sum(each.seconds for each in passes), rel=1e-3)
-    for kind in ("decode", "extend"):
-        ours = [each for each in passes if each.kind == kind]
-        measured = sum(each.seconds for each in ours)
-        assert sum(found.seconds(each) for each in ours) == pytest.approx(measured, rel=0.02)
-        assert sum(leaning.seconds(each) for each in ours) < 0.8 * measured
-    assert found.source == "a test"
-    assert found.seconds_per_decode_row == pytest.approx(true.seconds_per_decode_row, rel=0.1)
