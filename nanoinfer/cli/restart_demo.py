@@ -1,14 +1,10 @@
-"""`python -m nanoinfer demo restart`: a chat whose process ends, and a new process that continues it from files.
-
-The processes are real: each is this file, run with a job in JSON, and prints what it has found out in JSON.
-"""
+"""`python -m nanoinfer demo restart`: a chat whose process ends, and a new process that continues it from files."""
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,21 +74,9 @@ def _columns(before: Sequence[Mapping[str, Any]], after: Mapping[str, Mapping[st
     return columns
 
 
-# --- one process ------------------------------------------------------------------------------------------------------
-
-
-def _in_a_process(
-    model: str, options: Mapping[str, Any], messages: Sequence[Message], questions: Sequence[str], rounds: int
-) -> dict[str, Any]:
-    job = {"model": model, "options": options, "messages": messages, "questions": questions, "rounds": rounds}
-    command = [sys.executable, "-m", "nanoinfer.cli.restart_demo", json.dumps(job)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"demo restart: a process ended with exit code {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if "error" in answer:
-        raise ValueError(answer["error"])
-    return answer
+def _in_a_process(*job: Any) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(serve, *job).result()
 
 
 def serve(
@@ -104,8 +88,7 @@ def serve(
     """
     from nanoinfer import LLM, SamplingParams
 
-    chosen = dict(options)
-    llm = LLM(model, **{**chosen, "drafter": tuple(chosen.get("drafter") or ()) or None})
+    llm = LLM(model, **options)
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
     if (disk := getattr(llm.engine.cache.storey, "below", None)) is not None:
@@ -130,16 +113,3 @@ def serve(
     name = llm.model.name
     llm.shutdown()
     return {"model": name, "messages": chat, "turns": turns}
-
-
-def main() -> None:
-    """Do the job that the command line has."""
-    try:
-        answer = serve(**json.loads(sys.argv[1]))
-    except (ValueError, OSError) as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

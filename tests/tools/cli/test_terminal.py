@@ -1,8 +1,12 @@
-"""Tables for terminals: what `side_by_side` does with columns that find no place beside each other."""
+"""Tables fit the terminal that they are printed to: columns that find no place beside each other follow below."""
+
+import re
 
 import pytest
 
 from nanoinfer.terminal import filled, room, shortened, side_by_side, width
+from notebooks.tools.files import ROOT
+from tests.helpers.command_line import run
 
 NAMES, SIZES, TEXTS = ["name", "a", "b"], ["size", "   1", "  20"], ["text", "a few words", "none"]
 
@@ -54,3 +58,32 @@ def test_files_and_pipes_have_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     assert room() is None
     monkeypatch.setenv("COLUMNS", "60")
     assert room() == 60
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["demo"],
+        ["info"],
+        ["bench", "table", str(ROOT / "data" / "bench" / "results.json")],
+        ["bench", "decode", "--requests", "2", "--new-tokens", "2", "--rounds", "1"],
+        pytest.param(["demo", "paged"], marks=pytest.mark.slow),
+    ],
+    ids=lambda argv: " ".join(argv[:2]),
+)
+def test_the_tables_of_a_command_fit_a_terminal_of_60_columns(
+    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def printed() -> list[str]:
+        code, out, _ = run(argv, capsys)
+        assert code == 0
+        return out.split("What the model wrote")[0].splitlines()
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wide = printed()
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = printed()
+    assert max(map(len, wide)) > 60
+    assert max(len(line) for line in narrow if line not in wide) <= 60
+    if argv[0] == "info":  # else times differ
+        assert set(re.findall(r"\d+", "".join(wide))) <= set(re.findall(r"\d+", "".join(narrow))), "nothing is left out"
