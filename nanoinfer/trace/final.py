@@ -7,7 +7,7 @@ from nanoinfer.viz.lettering import SMALL, TINY, shortened
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, runs, visible_ends
+from nanoinfer.viz.words import ENDS_NOTE, count, runs, visible_ends
 
 MOST_NODES = 12
 ROW = 64  # slots
@@ -15,7 +15,6 @@ ROW = 64  # slots
 
 def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
     """Draw what the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
-    expect_type("trace", trace, TraceData)
     sheet = Sheet(title, "What the engine did, and its state at the end")
     timeline = draw_timeline(sheet, trace)
     state = trace.state()
