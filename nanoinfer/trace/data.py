@@ -1,7 +1,7 @@
 """TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
@@ -9,7 +9,6 @@ from nanoinfer.requests.token_text import whole_characters
 from nanoinfer.requests.tokenizer import REPLACEMENT
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest
-from nanoinfer.trace.packed import Event, unpack
 from nanoinfer.trace.state import TraceState
 
 ENGINE_FIELDS = (
@@ -73,8 +72,7 @@ class TraceData:
         self.requests: list[TraceRequest] = []
         self.num_steps = 0
         self.writer = writer
-        self._events: list[Event] = []
-        self._num_unpacked = 0  # of these, from the first on
+        self._events: list[TraceEvent] = []
         self._texts, self._pieces = dict(texts or {}), dict(pieces or {})
         self._decode = decode
 
@@ -92,8 +90,7 @@ class TraceData:
     def events(self) -> list[TraceEvent]:
         if self.writer is not None:
             self.writer.settle()
-        self._num_unpacked = unpack(self._events, self._num_unpacked)
-        return cast("list[TraceEvent]", self._events)
+        return self._events
 
     @property
     def texts(self) -> dict[int, str]:
@@ -151,6 +148,12 @@ class TraceData:
             raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
         return wanted
 
+    def as_it_is(self) -> "TraceData":
+        """The same trace, which does not grow."""
+        copy = TraceData(self.engine, decode=self._decode)
+        copy.requests, copy._events, copy.num_steps = list(self.requests), list(self._events), self.num_steps
+        return copy
+
     # --- how a recorder or a file fills it -----------------------------------------------------------------------
 
     def add_request(self, req: Req, completion: int, time: float) -> None:
@@ -172,7 +175,7 @@ class TraceData:
             )
         )
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: TraceEvent) -> None:
         self._events.append(event)
         self.num_steps += event.is_step
 

@@ -10,10 +10,10 @@ from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent, from_runs
-from nanoinfer.trace.fetches import fetched_clauses
 from nanoinfer.trace.state import NodeState, TraceState
 
 T = TypeVar("T")
+FROM = {"host": "host memory", "disk": "files"}
 MOST = 3  # requests that a sentence mentions one by one
 
 
@@ -90,7 +90,7 @@ class _Narrator:
         given, entering = given + fetched, entering - fetched
         freed = event.free - self.free + given - evicted
         clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._pauses()]
-        clauses += fetched_clauses(self.trace, event)
+        clauses += self._fetches()
         clauses += self._admissions()
         if evicted:
             clauses.append(f"the tree evicts {_count(evicted, 'token')}")
@@ -128,6 +128,17 @@ class _Narrator:
     def _pauses(self) -> list[str]:
         paused = [f"{self._name(i)} is paused and gives back its row and slots" for i in self.event.paused]
         return paused + [f"{self._name(i)} is resumed" for i in self.event.resumed]
+
+    def _fetches(self) -> list[str]:
+        def one(fetch: ev.Fetch) -> str:
+            (first, number), *more = ((FROM[storey], end - start) for storey, (start, end) in fetch.parts.items())
+            others = "".join(f" and {n:,} from {where}" for where, n in more)
+            return f"{self._name(fetch.request)} fetches K/V of {_count(number, 'token')} from {first}{others}"
+
+        def in_short(rest: Sequence[ev.Fetch]) -> str:
+            return f"{len(rest)} more fetch K/V of {sum(fetch.end - fetch.start for fetch in rest):,} tokens"
+
+        return _each(self.event.fetched, one, in_short)
 
     def _admissions(self) -> list[str]:
         def one(entry: ev.Admission) -> str:

@@ -22,8 +22,6 @@ MODES = (START, *STEPS, BETWEEN)
 
 def to_runs(slots: np.ndarray) -> list[int]:
     """Slots, in order, as runs."""
-    if len(slots) == 1:  # as for every request in a DECODE
-        return [int(slots[0]), 1]
     return [number for start, end in consecutive_runs(slots) for number in (start, end - start)]
 
 
@@ -84,11 +82,6 @@ class Fetch(NamedTuple):
         both = {"host": (self.start, self.middle), "disk": (self.middle, self.end)}
         return {storey: part for storey, part in both.items() if part[0] < part[1]}
 
-    def check(self, storeys: Sequence[str]) -> None:
-        """ValueError unless it is a fetch of an engine with these storeys."""
-        if not 0 <= self.start <= self.middle <= self.end > self.start or not set(self.parts) <= set(storeys):
-            raise ValueError(f"fetched {list(self)}: must be positions in order, from the storeys {list(storeys)}")
-
 
 class BatchEntry(NamedTuple):
     """One request in a pass: the K/V of positions `start..end-1` is written to `slots`, and `tokens` are sampled.
@@ -122,17 +115,6 @@ class BatchEntry(NamedTuple):
     def first(self) -> int:
         """The position of the first token that is sampled, if one is."""
         return self.end if self.drafts is None else self.start + 1
-
-    def check(self) -> None:
-        """ValueError unless drafts and sampled tokens fit the positions and one another."""
-        drafts, tokens = self.drafts, self.tokens
-        most = 1 if drafts is None else len(drafts) + 1
-        if drafts is not None and len(drafts) != self.end - self.start - 1:
-            raise ValueError(f"{len(drafts)} drafts at positions {self.start + 1}..{self.end - 1}")
-        if len(tokens) > most or (drafts is not None and self.accepted < len(tokens) - 1):
-            raise ValueError(
-                f"tokens={list(tokens)}, drafts={drafts}: every token but the last must be an accepted draft"
-            )
 
 
 class Path(NamedTuple):
@@ -217,22 +199,6 @@ class TraceEvent:
     @property
     def is_step(self) -> bool:
         return self.mode in STEPS
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has happened."""
-        changes = (
-            self.arrived,
-            self.fetched,
-            self.ended,
-            self.tree,
-            self.nodes,
-            self.retracted,
-            self.paused,
-            self.resumed,
-            self.held,
-        )
-        return not any(changes)
 
     def to_json(self) -> dict[str, Any]:
         """The event for `json.dump`, without empty fields."""

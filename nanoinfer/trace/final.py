@@ -1,35 +1,28 @@
 """final_state: a trace in one picture, for viewers without scripts. It has the timeline, and slots and tree at the end."""
 
 from nanoinfer.trace.data import TraceData
-from nanoinfer.trace.fetch_pictures import draw_fetched_rows
 from nanoinfer.trace.state import TraceState
 from nanoinfer.trace.timeline import draw_timeline
 from nanoinfer.viz.lettering import SMALL, TINY, shortened
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, runs, visible_ends
+from nanoinfer.viz.words import ENDS_NOTE, count, runs, visible_ends
 
 MOST_NODES = 12
 ROW = 64  # slots
 
 
 def final_state(trace: TraceData, *, title: str | None = None) -> Picture:
-    """Draw what the requests did, the owner of each slot after the last step, and the tree. ValueError without a step.
-
-    Each request whose first admission fetched K/V has a row, too, with the parts of its prompt: found in the tree, fetched
-    from each storey, and left to compute.
-    """
-    expect_type("trace", trace, TraceData)
+    """Draw what the requests did, the owner of each slot after the last step, and the tree. ValueError without a step."""
     sheet = Sheet(title, "What the engine did, and its state at the end")
     timeline = draw_timeline(sheet, trace)
     state = trace.state()
-    fetched = draw_fetched_rows(sheet, state)
     sheet.heading(f"TokenToKVPool after step {state.step}: {count(state.size, 'slot')}")
     slots = _draw_slots(sheet, state)
     sheet.heading(f"RadixCache: {count(len(state.tree_slots()), 'token')} in {count(len(state.nodes) - 1, 'node')}")
     _draw_tree(sheet, state, trace)
-    return sheet.picture(f"{timeline} In the end: {slots}.{fetched}")
+    return sheet.picture(f"{timeline} In the end: {slots}.")
 
 
 def _draw_slots(sheet: Sheet, state: TraceState) -> str:

@@ -2,9 +2,8 @@
 
 The page is written by hand. player.html says what is where, drawings.css and player.css how it looks. The scripts are, in
 this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
-events), player_draw.js and player_timeline.js (draw what only a trace has), and player_controls.js (slider, keys,
-playback). STOREYS and storeys.css are only in the page of a trace that has storeys. This file puts them together, with the
-trace as JSON and the palette of nanoinfer.viz as CSS.
+events), and player.js (draws what only a trace has; slider, keys, playback). This file puts them together, with the trace
+as JSON and the palette of nanoinfer.viz as CSS.
 """
 
 import html
@@ -15,12 +14,9 @@ from pathlib import Path
 
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
-from nanoinfer.trace.fetches import fetched_prefixes
 from nanoinfer.trace.file import to_document
 
-DRAWINGS = ("draw_basics.js", "draw_pools.js", "draw_timeline.js", "draw_pointing.js")
-BEFORE, LAST = ("player_state.js", "player_draw.js", "player_timeline.js"), "player_controls.js"
-STOREYS = ("draw_storeys.js", "draw_strips.js", "player_storeys.js", "player_strips.js")
+SCRIPTS = ("draw_basics.js", "draw_pools.js", "player_state.js", "player.js")
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
 INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
@@ -35,23 +31,15 @@ class Player:
 
     def html(self) -> str:
         """The page."""
-        from nanoinfer.viz.page import OWNERS, WITH_STOREYS, filled, palette_css, safe_json
+        from nanoinfer.viz.page import filled, palette_css, safe_json
 
-        below = bool(self.trace.storeys)
-        styles = ("drawings.css", "player.css", *["storeys.css"] * below)
-        scripts = (*DRAWINGS, *BEFORE, *STOREYS * below, LAST)
-
-        document = to_document(self.trace)
         said = [asdict(text) for _, text in descriptions(self.trace)]
-        data = {"trace": document, "said": said, "start": self.start}
-        if below:
-            data["fetched"] = [prefix._asdict() for prefix in fetched_prefixes(self.trace)]
         parts = {
             "title": html.escape(self.title),
-            "palette": palette_css(WITH_STOREYS if below else OWNERS),
-            "css": "".join(map(_part, styles)),
-            "data": safe_json(data),
-            "script": "\n".join(map(_part, scripts)),
+            "palette": palette_css(),
+            "css": _part("drawings.css") + _part("player.css"),
+            "data": safe_json({"trace": to_document(self.trace), "said": said, "start": self.start}),
+            "script": "\n".join(map(_part, SCRIPTS)),
         }
         return filled(_part("player.html"), parts)
 

@@ -59,7 +59,10 @@ class State {
         index, name: request.name, look: lookOf(request), status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
         treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
         admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
+        fetched: request.fetched ?? {},
       });
+      const req = this.requests.get(index);
+      if (req.admitted) req.came = origins({ ...req, found: req.cached });
     }
     for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
     for (const [number, lock, used, hits] of event.nodes ?? []) Object.assign(this.nodes.get(number), { lock, used, hits });
@@ -76,15 +79,18 @@ class State {
       req.admitted = true;
     }
     for (const index of event.paused ?? []) this.release(this.requests.get(index), "paused");
+    for (const index of [...(event.retracted ?? []), ...(event.paused ?? [])]) this.requests.get(index).fetched = {};
     for (const index of event.resumed ?? []) {
       const req = this.requests.get(index);
       req.status = req.retractions ? "retracted" : "waiting";
     }
+    for (const [index, start, middle, end] of event.fetched ?? []) this.requests.get(index).fetched = { host: [start, middle], disk: [middle, end] };
     for (const [index, row, node, prefixLen] of event.admitted ?? []) {
       const req = this.requests.get(index);
       Object.assign(req, { status: "running", row, node, treeLen: prefixLen, kvLen: prefixLen, found: prefixLen });
       if (!req.admitted) req.cached = prefixLen;
       req.admitted = true;
+      req.came ??= origins(req); // its first admission is what counts
     }
     for (const [index, start, end, runs, tokens, allocated, drafts] of event.batch ?? []) {
       const req = this.requests.get(index);
@@ -222,4 +228,36 @@ class Replay {
     }
     return this.state;
   }
+}
+
+/** What every request does in every frame, as runs {phase, from, to}. Also sets how many slots are worth drawing. */
+function survey(replay) {
+  const lanes = new Map();
+  let used = 0;
+  replay.frames.forEach((frame, number) => {
+    const state = replay.goTo(number);
+    const inPass = new Set(state.batch.map((entry) => entry.req));
+    for (const node of state.fresh.nodes) for (const slot of state.nodes.get(node)?.value ?? []) used = Math.max(used, slot + 1);
+    for (const req of state.running) for (const slot of req.slots) used = Math.max(used, slot + 1);
+    for (const slot of state.fresh.written) used = Math.max(used, slot + 1);
+    for (const req of state.requests.values()) {
+      if (req.status === "ended" && !state.ended.includes(req)) continue;
+      if (frame.mode === null) continue;
+      if (req.status === "ended" && !inPass.has(req)) continue; // it ended before this step
+      const waits = req.status === "retracted" || req.status === "paused" ? req.status : "waiting";
+      const phase = inPass.has(req) ? frame.mode.toLowerCase() : req.row === null ? waits : "idle";
+      const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
+      const last = runs.at(-1);
+      if (last && last.phase === phase && last.to === number && phase !== "extend" && phase !== "verify") last.to = number + 1;
+      else runs.push({ phase, from: number, to: number + 1 });
+    }
+    for (const req of state.ended) {
+      const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
+      const at = number + (inPass.has(req) ? 1 : 0);
+      runs.push({ phase: req.reason === "stop" || req.reason === "length" ? "end" : "cut", from: at, to: at });
+    }
+  });
+  const { max_total_tokens: size } = replay.trace.engine;
+  replay.usedSlots = size <= 512 || used > size / 2 ? size : Math.max(used, 1);
+  return lanes;
 }

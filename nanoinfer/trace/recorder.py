@@ -6,13 +6,14 @@ A step of a trace is one pass. A step of the engine is, too, unless `num_schedul
 The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler)
 are replaced by functions that take notes and call the originals. Detaching restores the originals. The radix tree tells
 its observers, of which one takes notes. Nothing is copied as a whole: the cost of an event depends on what happened in its
-step, not on the sizes of pool and tree. A DECODE, as most steps are, is noted in packed form (packed.py).
+step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import FinishReason, Req
@@ -22,11 +23,33 @@ from nanoinfer.scheduling.batch import Batch
 from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import engine_fields
-from nanoinfer.trace.passes import DecodePass, Decoding, Member, Seen
 from nanoinfer.trace.trace import Trace
 from nanoinfer.trace.tree_notes import TreeNotes
 
 Call = Callable[..., Any]
+
+
+@dataclass
+class Seen:
+    """What the trace knows about an unfinished request."""
+
+    index: int
+    node: int = 0
+    tree_len: int = 0
+    allocated_len: int = 0
+
+
+class Member(NamedTuple):
+    """A request in the current pass, and how many tokens it had before; the others as in its BatchEntry."""
+
+    req: Req
+    seen: Seen
+    num_tokens: int
+    start: int
+    end: int
+    slots: ev.Runs
+    allocated: ev.Runs | None
+    drafts: list[int] | None
 
 
 class HasEngine(Protocol):
@@ -80,10 +103,8 @@ class Recorder:
         self._undo: list[tuple[Any, str, Any, Any]] = []
         self._seen: dict[Req, Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
-        self._pass: list[Member] | DecodePass | None = None
-        self._decoding = Decoding([], [], ())  # of the last DECODE
+        self._pass: list[Member] | None = None
         self._in_step = False
-        self._blank: ev.TraceEvent | None = None  # an event in which nothing has happened
         # More may be allocated than a pass fills, and then less than the next one does.
         config = engine.config
         self._allocates_ahead = config.page_size > 1 or config.num_scheduler_steps > 1 or config.drafter is not None
@@ -118,7 +139,7 @@ class Recorder:
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
-            self._pass, self._decoding = None, Decoding([], [], ())
+            self._pass = None
             self._tree.clear()
 
     def settle(self) -> None:
@@ -202,48 +223,28 @@ class Recorder:
         self._open_event(ev.BETWEEN)
 
     def _finish_pass(self) -> None:
-        event, made, decoded = self._event, self._pass, None
-        if isinstance(made, DecodePass):
-            if event.error is None and (tokens := made.tokens()) is not None:
-                decoded = made, tokens
-                # Whatever gives a request another path tells the tree's observers.
-                if self._tree.has_news or [req for req in made.decoding.reqs if req.finish_reason is not None]:
-                    self._note_outcomes(made.decoding)
-            else:
-                self._note_members(made.members())
-        elif made is not None:
-            self._note_members(made)
+        event, members, self._pass = self._event, self._pass, None
+        for req, seen, num_tokens, start, end, slots, allocated, drafts in members or ():
+            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
+            event.batch.append(ev.BatchEntry(seen.index, start, end, slots, sampled, allocated, drafts))
+            if req not in self._seen:
+                continue  # the step has failed, and the request's end is in the event already
+            if req.finish_reason is not None:
+                self._note_end(req, req.finish_reason.value)
+                continue
+            node = self._tree.number(req.last_node)
+            if (node, req.tree_len) != (seen.node, seen.tree_len):
+                seen.node, seen.tree_len = node, req.tree_len
+                event.paths.append(ev.Path(seen.index, node, req.tree_len))
         event.seconds = self._clock() - self.began - event.time
         if event.mode == ev.FAILED and event.error is None:
             event.mode = ev.BETWEEN  # nothing to compute; at most, requests reached their deadlines
         else:
             event.step += 1
-        self._close_event(decoded)
-        if made is not None:
+        self._close_event()
+        if members is not None:
             for look in self.after_pass:
                 look(self._engine)
-        self._pass = None
-
-    def _note_members(self, members: Sequence[Member]) -> None:
-        for req, num_tokens, entry, allocated, drafts in members:
-            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
-            self._event.batch.append(ev.BatchEntry(*entry, sampled, allocated, drafts))
-            seen = self._seen.get(req)
-            if seen is not None:  # else the step has failed, and its end is already in the event
-                self._note_outcome(req, seen)
-
-    def _note_outcomes(self, decoding: Decoding) -> None:
-        for req, seen in zip(decoding.reqs, decoding.seen, strict=True):
-            self._note_outcome(req, seen)
-
-    def _note_outcome(self, req: Req, seen: Seen) -> None:
-        if req.finish_reason is not None:
-            self._note_end(req, req.finish_reason.value)
-            return
-        node = self._tree.number(req.last_node)
-        if (node, req.tree_len) != (seen.node, seen.tree_len):
-            seen.node, seen.tree_len = node, req.tree_len
-            self._event.paths.append(ev.Path(seen.index, node, req.tree_len))
 
     def _on_schedule(self, schedule: Call) -> Batch | None:
         if self._pass:  # this step has made a pass already
@@ -258,7 +259,7 @@ class Recorder:
                 self._note_moves(dict.fromkeys(before), dict.fromkeys(self._engine.scheduler.running))
             if batch is not None:
                 self._event.mode = batch.forward_mode.name
-                self._pass = self._decode_pass(batch) if self._event.mode == ev.DECODE else self._members(batch)
+                self._pass = self._members(batch)
         return batch
 
     def _note_moves(self, before: dict[Req, None], running: dict[Req, None]) -> None:
@@ -269,31 +270,21 @@ class Recorder:
             if req not in before:
                 self._note_admission(req)
 
-    def _decode_pass(self, batch: Batch) -> DecodePass:
-        """The pass, with the slots that were just allocated for it."""
-        if batch.reqs != self._decoding.reqs:
-            seen = [self._see(req) for req in batch.reqs]
-            self._decoding = Decoding(batch.reqs, seen, tuple(each.index for each in seen))
-        allocated = None
-        if self._allocates_ahead:
-            columns = zip(batch.reqs, self._decoding.seen, strict=True)
-            allocated = [self._newly_allocated(req, seen) for req, seen in columns]
-        return DecodePass(self._decoding, batch.seq_lens.tolist(), batch.out_cache_loc.numpy().tobytes(), allocated)
-
     def _members(self, batch: Batch) -> list[Member]:
         """The requests in the pass, with the slots that were just allocated for them."""
-        slots = batch.out_cache_loc.numpy()
-        members, at = [], 0
+        members, at = list[Member](), 0
+        slots, one_by_one = batch.out_cache_loc.numpy(), batch.out_cache_loc.tolist()
         verify = batch.forward_mode.name == ev.VERIFY
         seq_lens = batch.seq_lens.tolist()
         starts = [end - 1 for end in seq_lens] if batch.prefix_lens is None else batch.prefix_lens.tolist()
         for req, start, end in zip(batch.reqs, starts, seq_lens, strict=True):
             seen = self._see(req)
-            new_slots = ev.to_runs(slots[at : at + end - start])
+            one = end - start == 1  # as for every request in a DECODE
+            new_slots = (one_by_one[at], 1) if one else ev.to_runs(slots[at : at + end - start])
             at += end - start
             allocated = self._newly_allocated(req, seen) if self._allocates_ahead else None
             drafts = req.token_ids[req.num_tokens : end].tolist() if verify else None
-            members.append(Member(req, req.num_tokens, (seen.index, start, end, new_slots), allocated, drafts))
+            members.append(Member(req, seen, req.num_tokens, start, end, new_slots, allocated, drafts))
         return members
 
     def _newly_allocated(self, req: Req, seen: Seen) -> ev.Runs:
@@ -367,32 +358,18 @@ class Recorder:
 
     def _note_end(self, req: Req, reason: str) -> None:
         self._event.ended.append(ev.Ended(self._seen.pop(req).index, reason))
-        self._decoding = Decoding([], [], ())  # it refers to requests
 
     # --- events --------------------------------------------------------------------------------------------------
 
     def _open_event(self, mode: str) -> None:
         """From now on, collect what happens in an event of this mode."""
-        step, time = self.trace.num_steps, self._clock() - self.began
-        event, self._blank = self._blank, None
-        if event is None:
-            event = ev.TraceEvent(step, mode, time)
-        event.step, event.mode, event.time, event.seconds = step, mode, time, 0.0
-        self._event = event
+        self._event = ev.TraceEvent(self.trace.num_steps, mode, self._clock() - self.began)
 
-    def _close_event(self, decoded: tuple[DecodePass, list[int]] | None = None) -> None:
-        """Add the event to the trace, unless nothing has happened in it. `decoded`: a DECODE pass, and its tokens."""
+    def _close_event(self) -> None:
+        """Add the event to the trace, unless nothing has happened in it."""
         event = self._event
-        if self._tree.has_news:
-            event.tree, event.nodes = self._tree.take()
-        is_blank = event.empty and not (event.admitted or event.paths or event.batch or event.error)
-        if is_blank:
-            self._blank = event  # it can collect what happens next, if it does not become a part of the trace
-        if decoded is not None:
-            event.free = self._engine.cache.token_to_kv_pool.available_size()
-            made, tokens = decoded
-            self.trace.add_event(made.packed(event, tokens, None if is_blank else event))
-        elif event.is_step or event.mode == ev.START or not event.empty:
+        event.tree, event.nodes = self._tree.take()
+        blank = ev.TraceEvent(event.step, event.mode, event.time, event.seconds)
+        if event.is_step or event.mode == ev.START or event != blank:
             event.free = self._engine.cache.token_to_kv_pool.available_size()
             self.trace.add_event(event)
-            self._blank = None

@@ -1,15 +1,13 @@
 """Draws a trace's timeline: its requests as lanes over steps, or over time. Call it as `viz.timeline`."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.events import TraceEvent
-from nanoinfer.trace.fetch_pictures import draw_strip, strip_height, strip_legend
-from nanoinfer.trace.fetches import FetchedPrefix, fetched_prefixes, from_where
-from nanoinfer.trace.occupancy import draw_occupancy
 from nanoinfer.trace.phases import (
     DECODE,
     EXTEND,
@@ -35,6 +33,12 @@ IN_FULL, IN_SHORT = 4, 8  # up to how many requests `alt` describes in full; up 
 FAILED = ev.FAILED.lower()
 WORDS = {IDLE: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
+POOL = 84.0  # height of the pool above the lanes
+KINDS = (
+    (ROLES["tree_locked"], "tree, locked"),
+    (ROLES["in_use"], "requests' own"),
+    (ROLES["tree"], "tree, unlocked: may be evicted"),
+)
 
 
 def timeline(
@@ -85,7 +89,6 @@ def draw_timeline(
     drawn, marks = spans(trace)
     drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= earliest]
     marks = [mark for mark in marks if mark.step >= first_step]
-    fetched = [each for each in fetched_prefixes(trace) if each.step >= first_step]
     lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
 
@@ -111,7 +114,7 @@ def draw_timeline(
     in_steps = {e.step: (e.step - 0.5, e.step + 0.5) for e in steps}
     in_time = {e.step: (1e3 * e.time, 1e3 * (e.time + e.seconds)) for e in steps}
     where = {step: (place(a), place(b)) for step, (a, b) in (in_steps if by == "step" else in_time).items()}
-    used = draw_occupancy(sheet, trace, where, x0) if occupancy else ""
+    used = _occupancy(sheet, trace, where, x0) if occupancy else ""
     _axis(sheet, place, low, high, "step" if by == "step" else "ms")
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
     for event in steps:
@@ -130,11 +133,7 @@ def draw_timeline(
             edge = ROLES["highlight"].face
             sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6, over=True)
         if i is not None:
-            came = [each for each in fetched if each.request == lanes[i]]
-            lane = [span for span in drawn if span.request == lanes[i]]
-            _lane(sheet, lane, ends, height, {each.step for each in came})
-            for each in came:
-                draw_strip(sheet, each, *where[each.step], height, x0)
+            _lane(sheet, [span for span in drawn if span.request == lanes[i]], ends, height)
             for mark in marks:
                 if mark.request == lanes[i]:
                     at = place(mark.step + 0.5 if by == "step" else 1e3 * mark.time)
@@ -144,11 +143,10 @@ def draw_timeline(
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in drawn)]
     if any(event.mode == ev.FAILED for event in steps):
         present.append(FAILED)
-    phases = [(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present]
-    sheet.legend([*phases, *strip_legend(fetched)])
+    sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
     numbers = "tokens extended in a pass" + (", tokens that a verify gave" if VERIFY in present else "")
     sheet.caption(f"Numbers: {numbers}.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL)
-    return _alt(trace, steps, drawn, marks, lanes, names) + _fetched_alt(trace, fetched, names) + used
+    return _alt(trace, steps, drawn, marks, lanes, names) + used
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
@@ -164,14 +162,8 @@ def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> Non
     sheet.y += 18
 
 
-def _lane(
-    sheet: Sheet,
-    lane: Sequence[Span],
-    ends: Callable[[Span], tuple[float, float]],
-    height: float,
-    with_strip: Container[int],
-) -> None:
-    """Draw the spans of a request. `with_strip`: steps in which a strip is drawn over the bottom of the lane."""
+def _lane(sheet: Sheet, lane: Sequence[Span], ends: Callable[[Span], tuple[float, float]], height: float) -> None:
+    """Draw the spans of a request."""
     y = sheet.y
     for span in lane:
         left, right = ends(span)
@@ -186,13 +178,11 @@ def _lane(
             continue
         (left, right), style = ends(span), PHASE_STYLES[span.phase]
         text = str(span.tokens if span.phase == EXTEND else span.sampled)
-        middle, room = (left + right) / 2, height - (strip_height(height) if span.first in with_strip else 0)
+        look: dict[str, Any] = {"ha": "center", "colour": style.text}
         if right - left >= text_width(text, SMALL) + 3:
-            sheet.text(middle, y + room / 2, text, size=SMALL, ha="center", colour=style.text)
-        elif (
-            right - left >= TINY * 1.4 and room >= text_width(text, TINY) + 2
-        ):  # upright, rather than over its neighbours
-            sheet.text(middle, y + room / 2, text, size=TINY, ha="center", colour=style.text, rotation=90)
+            sheet.text((left + right) / 2, y + height / 2, text, size=SMALL, **look)
+        elif right - left >= TINY * 1.4 and height >= text_width(text, TINY) + 2:  # upright, not over its neighbours
+            sheet.text((left + right) / 2, y + height / 2, text, size=TINY, rotation=90, **look)
 
 
 def _mark(sheet: Sheet, mark: Mark, x: float, height: float) -> None:
@@ -219,16 +209,6 @@ def _alt(
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
     listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
     return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
-
-
-def _fetched_alt(trace: TraceData, fetched: Sequence[FetchedPrefix], names: Mapping[int, str]) -> str:
-    """Whose prefix was fetched, and from where. Nothing if none was."""
-    each = [
-        f"{names.get(i, trace.requests[i].name)}{' again' if again else ''} in step {step}: {from_where(tokens)}"
-        for i, step, tokens, again in fetched[:IN_SHORT]
-    ]
-    more = f"; and {len(fetched) - IN_SHORT} more" if len(fetched) > IN_SHORT else ""
-    return f" Admitted with fetched K/V: {'; '.join(each)}{more}." if each else ""
 
 
 def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
@@ -270,3 +250,46 @@ def _counted(drawn: Sequence[Span], index: int) -> tuple[dict[str, int], list[st
     lane = [span for span in drawn if span.request == index]
     steps = {phase: sum(span.last - span.first + 1 for span in lane if span.phase == phase) for phase in PHASES}
     return steps, [str(span.tokens) for span in lane if span.phase == EXTEND]
+
+
+def _occupancy(sheet: Sheet, trace: TraceData, steps: Mapping[int, tuple[float, float]], x0: float) -> str:
+    """Bars over the steps' places: what running requests need at the bottom, what can be evicted above, the rest is free.
+
+    `steps`: step → where it begins and ends on the sheet. Returns the fullest step and the retractions in words.
+    """
+    size, top = trace.engine["max_total_tokens"], sheet.y + 14
+    bottom, end = top + POOL, max(right for _, right in steps.values())
+    sheet.rect(x0, top, end - x0, POOL, ROLES["free"], edge=MUTED, line=0.6, name="pool")
+    sheet.text(x0 - 8, (top + bottom) / 2 - 7, "slots in use", ha="right", size=SMALL, colour=MUTED)
+    sheet.text(x0 - 8, (top + bottom) / 2 + 7, f"of {size:,}", ha="right", size=SMALL, colour=MUTED)
+    fullest, retractions, last_mark = (0, 0), list[str](), -1e9
+    for event, state in trace.states():
+        if event.step not in steps or not event.is_step:
+            continue
+        left, right = steps[event.step]
+        if event.step + 1 in steps:
+            right = steps[event.step + 1][0]  # until the next step begins
+        locked = sum(len(node) for _, node in state.walk() if node.lock_ref)
+        unlocked = sum(len(node) for _, node in state.walk() if not node.lock_ref)
+        held = size - state.free - locked - unlocked  # by running requests
+        y = bottom
+        for (style, name), slots in zip(KINDS, (locked, held, unlocked), strict=True):
+            tall = POOL * slots / size
+            y -= tall
+            if slots:
+                sheet.rect(left, y, right - left, tall, style, name=f"{name.partition(':')[0]} step {event.step}")
+        fullest = max(fullest, (size - state.free, -event.step))
+        if event.retracted:
+            names = [trace.requests[index].name for index in event.retracted]
+            retractions.append(f"{', '.join(names)} in step {event.step}")
+            sheet.line([left, left], [top - 3, bottom], colour=PHASE_STYLES["retracted"].face, line=1.8)
+            words = "retraction"
+            if left - last_mark > text_width(words, TINY) + 8:
+                sheet.text(left, top - 9, words, size=TINY, colour=PHASE_STYLES["retracted"].face, ha="center")
+                last_mark = left
+    sheet.rect(x0, top, end - x0, POOL, edge=INK, line=0.8)
+    sheet.y = bottom + 8
+    sheet.legend([*KINDS, (ROLES["free"], "free")])
+    said = f" Retracted: {'; '.join(retractions)}." if retractions else ""
+    used, step = fullest
+    return f" After step {-step}, {count(used, 'slot')} of {size:,} are in use, the most.{said}"

@@ -17,12 +17,10 @@ class Trace(TraceData):
     """A run of an engine, recorded (see recorder.py) or read from a file. It is TraceData with methods to describe, draw
     and write it.
 
-    It grows while the engine is being recorded, so read it between steps. Recording takes 16 microseconds per DECODE with
+    It grows while the engine is being recorded, so read it between steps. Recording takes 70 microseconds per DECODE with
     one token for each of 16 requests, measured beside a model that computes nothing (beside the bundled model the
-    difference was within the noise, of several percent of a step), and about 50 and 2 for each request in any other step.
-    The trace takes 1 KB per step, 400 bytes for each request in the step, and 70 for each token that arrives or enters the
-    tree; of a DECODE, as long as nobody has read the trace, half a KB and 16 bytes per request. The sizes of pool and tree
-    don't matter.
+    difference was within the noise, of several percent of a step). The trace takes 1 KB per step, 300 bytes for each
+    request in the step, and 70 for each token that arrives or enters the tree. The sizes of pool and tree don't matter.
     """
 
     def __repr__(self) -> str:

@@ -28,11 +28,6 @@ class TreeNotes(TreeObserver):
         """A node's number. For None and for a node that is gone, it is the root's."""
         return 0 if node is None else self._numbers.get(node, 0)
 
-    @property
-    def has_news(self) -> bool:
-        """Whether the tree has told anything since `take`."""
-        return bool(self._touched or self._operations)
-
     def take(self) -> tuple[list[list[Any]], list[NodeUse]]:
         """What has been noted since the last call: the operations in order, and the nodes whose lock or use has changed."""
         uses = []

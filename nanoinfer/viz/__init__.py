@@ -13,10 +13,9 @@ this package or outside it, and nothing has to know of it:
     from nanoinfer.viz import Picture, Sheet
     from nanoinfer.viz.facts import request_labels
     from nanoinfer.viz.palette import owner_style
-    from nanoinfer.viz.words import count, expect_type
+    from nanoinfer.viz.words import count
 
     def queue(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
-        expect_type("engine", engine, Engine)
         reqs = list(engine.scheduler.waiting)
         labels = request_labels(engine, reqs)
         sheet = Sheet(title, f"{count(len(reqs), 'request')} in the queue", caption=caption)
@@ -28,7 +27,7 @@ this package or outside it, and nothing has to know of it:
         waiting = [f"{label} with {count(req.num_tokens, 'token')}" for label, req in zip(labels, reqs, strict=True)]
         return sheet.picture(f"Waiting: {', '.join(waiting) or 'no request'}.")
 
-- It checks what it is given before it draws: `expect_type` and the other checks of words.py raise ValueError.
+- It checks what would make a wrong picture, such as a slot outside its pool; a thing of another kind fails by itself.
 - A Sheet (sheet.py) is 900 CSS pixels wide and as high as it must be; y goes down, and `sheet.y` is where the next part
   begins. It has shapes, texts, legends and captions. A shape's `name` is what tests find it by.
 - Colours come from palette.py: `ROLES` by role, `owner_style` by request. Numbers become text as words.py has them.
@@ -45,37 +44,28 @@ except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
 from nanoinfer.viz.adapter_rows import adapter_rows
-from nanoinfer.viz.attention_steps import attention_steps
-from nanoinfer.viz.block_rows import block_rows
+from nanoinfer.viz.attention import attention_steps, heat_map
+from nanoinfer.viz.blocks import block_rows, hashed_blocks, storeys
 from nanoinfer.viz.charts import bars, lines
 from nanoinfer.viz.decoder import decoder
-from nanoinfer.viz.drafted_text import drafted_text
+from nanoinfer.viz.drafts import drafted_text, verify_rows
 from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
-from nanoinfer.viz.given_mask import attention_mask
-from nanoinfer.viz.hashed_blocks import hashed_blocks
-from nanoinfer.viz.heat_map import heat_map
-from nanoinfer.viz.kernel_times import kernel_times
-from nanoinfer.viz.lanes import lanes
 from nanoinfer.viz.marks import allocator_marks
-from nanoinfer.viz.mask import extend_mask
+from nanoinfer.viz.masks import attention_mask, extend_mask
 from nanoinfer.viz.metadata import input_metadata
 from nanoinfer.viz.overview import engine
-from nanoinfer.viz.padding import padded_batch
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.product_roofline import product_roofline
 from nanoinfer.viz.replicas import replicas
-from nanoinfer.viz.roofline import roofline
+from nanoinfer.viz.roofline import product_roofline, roofline
 from nanoinfer.viz.rows import request_rows
-from nanoinfer.viz.session_steps import session_steps
+from nanoinfer.viz.sessions import padded_batch, session_steps
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import owners, slot_map
-from nanoinfer.viz.split_layer import split_layer
-from nanoinfer.viz.split_product import split_product
-from nanoinfer.viz.storeys import storeys
+from nanoinfer.viz.spans import kernel_times, lanes
+from nanoinfer.viz.split import split_layer, split_product
 from nanoinfer.viz.timeline import timeline
 from nanoinfer.viz.tree import radix_tree
-from nanoinfer.viz.verify_rows import verify_rows
 from nanoinfer.viz.wire import wire
 
 __all__ = [

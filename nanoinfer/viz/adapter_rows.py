@@ -13,7 +13,7 @@ from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type, plural_list, visible
+from nanoinfer.viz.words import count, plural_list, visible
 
 MOST_ROWS = 24
 PITCH, HEIGHT = 24.0, 20.0  # from one row to the next; of a row
@@ -52,7 +52,6 @@ def adapter_rows(
     `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no token of it has an adapter,
     when it has more than 24 tokens, and for a layer that no adapter may add to.
     """
-    expect_type("engine", engine, Engine)
     rows = last_input_metadata(engine).adapters
     if rows is None:
         raise ValueError("engine: no request of its last pass has an adapter")

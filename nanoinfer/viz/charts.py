@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import ceil, floor, log2
+from math import ceil, floor, inf, log2
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from nanoinfer.viz.lettering import CAPTION, SMALL, drawable, text_width, wrappe
 from nanoinfer.viz.palette import BARS, GRID, INK, LINES, MUTED
 from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.sheet import MARGIN, Sheet
-from nanoinfer.viz.words import count, expect_type, finite, number, one_line, ratio
+from nanoinfer.viz.words import count, number, one_line, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
 FACTORS = (
@@ -32,23 +32,20 @@ def bars(
     unit: str,
     title: str | None = None,
     compare: str | None = None,
-    line_at: float | None = None,
     colours: Sequence[str] = (),
     caption: str | None = None,
 ) -> Picture:
     """One bar per label, its number in `unit` at its end; with `compare="label"` also how many times that bar it is.
 
-    `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `line_at`: a dashed
-    line across all bars at that value, such as 1 for ratios. `colours`: labels of groups in the order of their colours, if
-    that is not the order of the bars. Raises ValueError for no values, negative or infinite ones,
-    and a `compare` that is no label or is 0 (there is none in groups).
+    `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `colours`: labels of
+    groups in the order of their colours, if that is not the order of the bars. Raises ValueError for no values, negative or
+    infinite ones, and a `compare` that is no label or is 0 (there is none in groups).
     """
     groups = _grouped(values)
     numbers = {f"{group}, {label}" if group else label: v for group, of in groups.items() for label, v in of.items()}
-    line_at = None if line_at is None else finite("line_at", line_at)
-    for name, value in (*((f"values[{label!r}]", v) for label, v in numbers.items()), ("line_at", line_at or 0.0)):
-        if value < 0:
-            raise ValueError(f"{name}={value}: must be finite and not negative")
+    for name, value in numbers.items():
+        if not 0 <= value < inf:
+            raise ValueError(f"values[{name!r}]={value}: must be finite and not negative")
     if compare is not None and ("" not in groups or not numbers.get(compare)):
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
     base = numbers[compare] if compare is not None else None
@@ -63,7 +60,7 @@ def bars(
     gutter = min(max(text_width(drawable(label)) for label in beside) + 14, 280)
     x0 = sheet.left + gutter
     room = sheet.right - x0 - max(text_width(text) for text in texts.values()) - 14
-    longest = max(*numbers.values(), line_at or 0.0) or 1.0
+    longest = max(numbers.values()) or 1.0
     sheet.y += 2
     top = sheet.y
     height, pitch = (22, 30) if "" in groups else (18, 20)
@@ -80,11 +77,6 @@ def bars(
             sheet.y += pitch
         sheet.y += 10 if group else 0
     sheet.line([x0, x0], [top - 4, sheet.y - 4], colour=MUTED)
-    if line_at is not None:
-        x = x0 + room * line_at / longest
-        sheet.line([x, x], [top - 4, sheet.y + 2], colour=INK, line=1.4, style="--")
-        sheet.text(x, sheet.y + 10, number(line_at), size=SMALL, ha="center", colour=INK)
-        sheet.y += 20
     if "" not in groups:
         sheet.y += 2
         sheet.legend([(of_label[label], label) for label in labels])
@@ -97,12 +89,9 @@ def bars(
 
 def _grouped(values: Mapping[str, float] | Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """`{group: {label: value}}`; values without groups are those of group ""."""
-    expect_type("values", values, Mapping)
-    nested = [value for value in values.values() if isinstance(value, Mapping)]
-    if nested and len(nested) < len(values):
-        raise ValueError("values: some are groups and some numbers; must be either")
+    nested = any(isinstance(value, Mapping) for value in values.values())
     given: Mapping[str, Any] = values if nested else {"": values}
-    groups = {str(group): {str(k): finite(f"values[{k!r}]", v) for k, v in of.items()} for group, of in given.items()}
+    groups = {str(group): {str(k): float(v) for k, v in of.items()} for group, of in given.items()}
     if not all(groups.values()):
         raise ValueError("values: must have at least one")
     return groups
@@ -125,23 +114,11 @@ def lines(
     "twice as long" instead of 2 and "just as long" instead of 1. `ticks`: the numbers that are at the x axis. Raises
     ValueError for no series, for an empty one, lengths that differ, and with `log` numbers that are not positive.
     """
-    expect_type("series", series, Mapping)
-    if not series:
-        raise ValueError("series: must have at least one")
     points: dict[str, tuple[list[float], list[float]]] = {}
-    for label, given in series.items():
-        name = f"series[{label!r}]"
-        try:
-            xs, ys = map(list, given)
-        except (TypeError, ValueError):
-            raise ValueError(f"{name}: must be (xs, ys), two lists of numbers") from None
-        points[str(label)] = across, up = [finite(name, v) for v in xs], [finite(name, v) for v in ys]
-        if not across or len(across) != len(up):
-            raise ValueError(f"{name}: {len(across)} xs and {len(up)} ys; must be as many, at least 1")
-        if log and min(across + up) <= 0:
-            raise ValueError(f"{name}: {number(min(across + up))}: with log, numbers must be above 0")
-    if times is not None:
-        expect_type("times", times, str)
+    for label, (xs, ys) in series.items():
+        points[str(label)] = across, up = list(map(float, xs)), list(map(float, ys))
+        if not across or len(across) != len(up) or (log and min(across + up) <= 0):
+            raise ValueError(f"series[{label!r}]: must be xs and as many ys{', all above 0' if log else ''}")
     with default_settings():
         picture = _plot(points, x, y, title, log, times, ticks, caption)
     say = number if times is None else partial(in_words, times)

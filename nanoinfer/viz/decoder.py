@@ -13,7 +13,6 @@ from nanoinfer.viz.lettering import BODY, SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, PAPER, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import expect_type
 
 PLAIN = ROLES["free"]._replace(text=INK)
 EARLIER, NEW = ROLES["in_use"], ROLES["new"]
@@ -36,7 +35,6 @@ def decoder(config: ModelConfig, *, title: str | None = None, caption: str | Non
     In attention, K and V of the new tokens join those of earlier passes in the cache; the query of each new token is
     compared with every cached K, and the values of V are summed by the result.
     """
-    expect_type("config", config, ModelConfig)
     c, sheet = config, Sheet(title, "From token ids to logits", caption=caption)
     hidden, heads, kv_heads, size = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
     q, kv = (hidden + c.qkv_bias) * heads * size, (hidden + c.qkv_bias) * kv_heads * size

@@ -56,16 +56,14 @@ ALIASES = {
 NUMBERS = range(20)  # of the notebooks
 
 
-def engine_map(
-    here: str | int | Sequence[str | int] = (), *, title: str | None = None, caption: str | None = None
-) -> Picture:
+def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
     """The parts of the engine, how a request goes through them, and the number of the notebook about each.
 
     `here`: what to mark as "you are here": the number of a notebook (all its parts; 1 is the whole engine), the name of a
     part (`"scheduler"`), or several of them. Raises ValueError for a part or a notebook that there is not.
     """
     marked = _marked(here)
-    sheet = Sheet(title or None, "", caption=caption)
+    sheet = Sheet()
     shift = sheet.y - 14
     _ways(sheet, shift)
     framed = marked if len(marked) < len(PARTS) else set()

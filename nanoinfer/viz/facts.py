@@ -12,7 +12,7 @@ from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.viz.palette import Style, owner_style
-from nanoinfer.viz.words import checked_texts, expect_type, visible
+from nanoinfer.viz.words import visible
 
 MOST_REQUESTS = 8
 
@@ -72,7 +72,6 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[list[int]], str] | None
 
 
 def _last_batch(engine: Engine) -> Batch:
-    expect_type("engine", engine, Engine)
     if engine.last_batch is None:
         raise ValueError("engine.last_batch=None: the last step made no pass; take a step with something to do")
     return engine.last_batch
@@ -84,7 +83,6 @@ class Facts:
     def __init__(
         self, metadata: InputMetadata, tokens: Sequence[str] | None = None, labels: Sequence[str] | None = None
     ):
-        expect_type("metadata", metadata, InputMetadata)
         self.of, self.extend = metadata, metadata.forward_mode.name != "DECODE"
         self.batch_size, self.shown = metadata.batch_size, min(metadata.batch_size, MOST_REQUESTS)
         self.rows: list[int] = metadata.req_pool_indices.tolist()
@@ -97,10 +95,11 @@ class Facts:
         self.new_lens: list[int] = np.diff(self.qo_indptr).tolist()
         self.prefixes = [seq - new for seq, new in zip(self.seq_lens, self.new_lens, strict=True)]
         self.num_new = self.qo_indptr[-1]
-        texts = checked_texts("tokens", tokens, metadata.total_num_tokens, "total_num_tokens")
-        names = checked_texts("labels", labels, self.batch_size, "batch_size")
-        self.tokens = None if texts is None else list(map(visible, texts))
-        self.labels = [f"request {i}" for i in range(self.batch_size)] if names is None else names
+        for name, texts, number in (("tokens", tokens, metadata.total_num_tokens), ("labels", labels, self.batch_size)):
+            if texts is not None and len(texts) != number:
+                raise ValueError(f"{name}: {len(texts)} texts; must be {number}")
+        self.tokens = None if tokens is None else [visible(str(text)) for text in tokens]
+        self.labels = [f"request {i}" for i in range(self.batch_size)] if labels is None else list(map(str, labels))
 
     def token(self, request: int, position: int) -> str:
         """The text of one token, where texts are given."""

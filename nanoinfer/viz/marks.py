@@ -11,7 +11,7 @@ from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import INK, MUTED, ROLES, request_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type, is_a, slots, span
+from nanoinfer.viz.words import count, slots, span
 
 MOST_BLOCKS = 16
 MOST_MARKS = 26  # of the block that is looked into
@@ -61,9 +61,8 @@ def allocator_marks(
 
 def _allocator(given: object) -> SlotAllocator:
     """The allocator itself, or that of a pool."""
-    expect_type("allocator", given, (SlotAllocator, TokenToKVPool, ReqToTokenPool))
     found: Any = (
-        given if is_a(given, SlotAllocator) else getattr(given, "_slots", None) or getattr(given, "_rows", None)
+        given if hasattr(given, "_is_free") else getattr(given, "_slots", None) or getattr(given, "_rows", None)
     )
     return cast(SlotAllocator, found)
 

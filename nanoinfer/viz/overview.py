@@ -7,14 +7,13 @@ from nanoinfer.viz.rows import draw_request_rows
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.slots import draw_slot_map, owners, running_labels
 from nanoinfer.viz.tree import draw_radix_tree
-from nanoinfer.viz.words import count, expect_type, plural_list
+from nanoinfer.viz.words import count, plural_list
 
 MOST_ROWS = 8
 
 
 def engine(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
     """The owner of each slot, the rows of the running requests (the first 8), the tree, and the requests that wait."""
-    expect_type("engine", engine, Engine)
     scheduler, cache = engine.scheduler, engine.cache
     running, waiting = len(scheduler.running), list(scheduler.waiting)
     sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting", caption=caption)

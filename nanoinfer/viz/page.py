@@ -16,8 +16,6 @@ OWNERS: dict[str, Style] = {
     **{f"r{i}": style for i, style in enumerate(REQUESTS)},
 }
 
-WITH_STOREYS: dict[str, Style] = OWNERS | FETCHED  # of an engine with storeys below its pool
-
 
 def safe_json(value: object) -> str:
     """JSON that may stand inside a script element: no text in it can end that or be taken for HTML."""
@@ -27,7 +25,7 @@ def safe_json(value: object) -> str:
     return text
 
 
-def palette_css(owners: Mapping[str, Style] = OWNERS) -> str:
+def palette_css(owners: Mapping[str, Style] = OWNERS | FETCHED) -> str:
     """The palette of the pictures as CSS classes: `o-...` for owners of slots, `p-...` for what a request does."""
     looks = {f"o-{name}": style for name, style in owners.items()}
     looks |= {f"p-{phase}": style for phase, style in PHASE_STYLES.items()}

@@ -1,7 +1,7 @@
 """replicas: what each replica of a model found and computed over time, and how many requests it had."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
@@ -9,20 +9,9 @@ from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type, finite, number, percent
+from nanoinfer.viz.words import count, number, percent
 
 UPPER, LOWER, GAP = 40.0, 34.0, 20.0  # heights of the tokens and of the requests of a replica, and the gap below
-MOST_REPLICAS = 8
-FIELDS = ("start", "end", "cached", "computed", "running", "waiting")
-
-
-class _Pass(NamedTuple):
-    start: float
-    end: float
-    cached: float
-    computed: float
-    running: float
-    waiting: float
 
 
 def replicas(
@@ -38,31 +27,20 @@ def replicas(
     and `running` and `waiting` (requests when the pass begins), such as `ReplicaPass`.
 
     Above, a bar per pass that computes prompts; below, the requests. `until` and `most_requests`: the scales, so that
-    several pictures can be compared. `ends`: when a replica died. ValueError for no passes, more than 8 replicas, a field
-    that is no number of at least 0, a scale that is not above 0, and `ends` of other replicas.
+    several pictures can be compared. `ends`: when a replica died. ValueError for no passes.
     """
-    expect_type("passes", passes, Mapping)
-    checked = {str(name): [_checked(str(name), i, each) for i, each in enumerate(of)] for name, of in passes.items()}
-    everything = [each for of in checked.values() for each in of]
+    everything = [each for of in passes.values() for each in of]
     if not everything:
         raise ValueError("passes: must have at least one")
-    if len(checked) > MOST_REPLICAS:
-        raise ValueError(f"passes: {len(checked)} replicas; must be at most {MOST_REPLICAS}")
-    for name in ends or {}:
-        if name not in checked:
-            raise ValueError(f"ends: {name!r} is no replica")
-    last = max(each.end for each in everything) if until is None else finite("until", until)
-    for field, given in (("until", last), ("most_requests", most_requests)):
-        if given is not None and not given > 0:
-            raise ValueError(f"{field}={given:g}: must be above 0")
+    last = max(each.end for each in everything) if until is None else until
     tallest = max(each.cached + each.computed for each in everything) or 1.0
     most = max(each.running + each.waiting for each in everything) if most_requests is None else most_requests
     sheet = Sheet(title, "What each replica finds and computes, and its requests", caption=caption)
-    gutter = min(max(text_width(drawable(name), weight="bold") for name in checked) + 14, 120) + 62
+    gutter = min(max(text_width(drawable(name), weight="bold") for name in passes) + 14, 120) + 62
     x0 = sheet.left + gutter
     scale = (sheet.right - x0 - 118) / (last or 1.0)
     said = []
-    for name, of in checked.items():
+    for name, of in passes.items():
         died = (ends or {}).get(name)
         said.append(_replica(sheet, name, of, x0, scale, tallest, most or 1.0, last, died))
     for at in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, last):
@@ -84,7 +62,7 @@ def replicas(
 def _replica(
     sheet: Sheet,
     name: str,
-    of: Sequence[_Pass],
+    of: Sequence[Any],
     x0: float,
     scale: float,
     tallest: float,
@@ -130,20 +108,3 @@ def _replica(
     sheet.y = lower + GAP
     dead = "" if died is None else f", dies at {number(died)} s"
     return f"{name}: {number(cached)} prompt tokens found, {', '.join(words[1:])}, {count(len(of), 'pass')}{dead}"
-
-
-def _checked(name: str, i: int, given: Any) -> _Pass:
-    values = []
-    for field in FIELDS:
-        if not hasattr(given, field):
-            raise ValueError(f"passes[{name!r}][{i}]: has no {field!r}")
-        value = finite(f"passes[{name!r}][{i}].{field}", getattr(given, field))
-        if value < 0:
-            raise ValueError(f"passes[{name!r}][{i}].{field}={value:g}: must be at least 0")
-        values.append(value)
-    checked = _Pass(*values)
-    if checked.end < checked.start:
-        raise ValueError(
-            f"passes[{name!r}][{i}]: ends at {number(checked.end)}, before its start at {number(checked.start)}"
-        )
-    return checked

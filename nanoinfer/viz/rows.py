@@ -12,9 +12,7 @@ from nanoinfer.viz.sheet import Look, Sheet
 from nanoinfer.viz.words import (
     NO_SLOT,
     checked_lens,
-    checked_texts,
     count,
-    expect_type,
     runs,
     slots,
     slots_of_several,
@@ -63,7 +61,6 @@ def draw_request_rows(
     fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> str:
     """`request_rows` on a sheet; returns its alt text."""
-    expect_type("req_to_token_pool", pool, ReqToTokenPool)
     lens = checked_lens("seq_lens", seq_lens, pool.size, pool.max_context_len)
     prefixes = checked_lens("prefix_lens", prefix_lens or {}, pool.size, pool.max_context_len)
     for row, prefix in prefixes.items():
@@ -73,7 +70,10 @@ def draw_request_rows(
     for row, length in allocated.items():
         if length < lens.get(row, 0):
             raise ValueError(f"allocated_lens[{row}]={length}: must be at least seq_lens[{row}]={lens.get(row, 0)}")
-    names, came = _names(lens, labels), _checked_fetches(fetched or {}, prefixes)
+    names, came = _names(lens, labels), dict[int, dict[int, str]]()
+    for row, parts in (fetched or {}).items():
+        for storey, (start, end) in parts.items():
+            came.setdefault(row, {}).update(dict.fromkeys(range(start, end), storey))
     rows = _Rows(pool.req_to_token.cpu().numpy(), lens, prefixes, allocated, names, came)
     if not lens:
         sheet.caption("No row is in use.")
@@ -136,28 +136,12 @@ class _Rows:
         return [self.styles[row] for row in next(iter(self.sharers.values()))]
 
 
-def _checked_fetches(
-    fetched: Mapping[int, Mapping[str, tuple[int, int]]], prefixes: Mapping[int, int]
-) -> dict[int, dict[int, str]]:
-    """Row → position → the storey from which its K/V came. ValueError where that is no slot of the tree."""
-    came: dict[int, dict[int, str]] = {}
-    for row, parts in fetched.items():
-        for storey, (start, end) in parts.items():
-            if storey not in WHERE or not 0 <= start <= end <= prefixes.get(row, 0):
-                raise ValueError(
-                    f"fetched[{row}]={storey!r}: {start}..{end}: must be host or disk, in 0..{prefixes.get(row, 0)}"
-                )
-            came.setdefault(row, {}).update(dict.fromkeys(range(start, end), storey))
-    return came
-
-
 def _names(lens: Mapping[int, int], labels: Mapping[int, str] | Sequence[str] | None) -> dict[int, str]:
     if labels is None:
         return {row: f"row {row}" for row in lens}
     if isinstance(labels, Mapping):
         return {row: f"row {row}: {labels[row]}" if row in labels else f"row {row}" for row in lens}
-    texts = checked_texts("labels", labels, len(lens), "rows") or []
-    return {row: f"row {row}: {label}" for row, label in zip(lens, texts, strict=True)}
+    return {row: f"row {row}: {label}" for row, label in zip(lens, labels, strict=True)}
 
 
 def _legend(sheet: Sheet, rows: _Rows) -> None:

@@ -1,6 +1,6 @@
 """slot_map: every slot of the TokenToKVPool, coloured by its owner."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import checked_slots, count, expect_type, runs, slots_of_several, span
+from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.words import checked_slots, count, runs, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
 MOST_CELLS = 128 * 64  # beyond, one cell stands for several slots
@@ -22,7 +22,6 @@ FREE, TREE, LOCKED, UNOWNED, SEVERAL, FIRST_OWNER = range(6)
 
 def owners(engine: Engine) -> dict[str, np.ndarray]:
     """`{label: slots}` of the running requests of an Engine: the slots that each one owns, without those of the tree."""
-    expect_type("engine", engine, Engine)
     rows = engine.cache.rows
     return {
         label: rows[req.req_pool_idx, req.tree_len : req.allocated_len].astype(np.int64)
@@ -41,7 +40,6 @@ def slot_map(
     *,
     radix_cache: RadixCache | None = None,
     highlight: Indices | None = None,
-    shared: bool = False,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
@@ -50,16 +48,15 @@ def slot_map(
     `owners`: `{"request 1": slots, ...}`, slots that each owns alone. `radix_cache`: the tree, with evictable and
     locked slots. A slot that is neither free nor owned by any of these is marked as leaked, one with several owners (the
     free list and the tree count, too; so does an owner that lists it twice) as such.
-    With neither `owners` nor `radix_cache`, what is not free is "in use". `shared=True`: several of `owners` may have a
-    slot, as rows do that name the same K/V; it has the colours of all of them instead of being marked.
-    `highlight`: slots to frame. Raises ValueError for slots outside the pool.
+    With neither `owners` nor `radix_cache`, what is not free is "in use". `highlight`: slots to frame.
+    Raises ValueError for slots outside the pool.
     """
     sheet = Sheet(
         title,
         f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
         caption=caption,
     )
-    return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight, shared))
+    return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight))
 
 
 def draw_slot_map(
@@ -68,25 +65,14 @@ def draw_slot_map(
     owners: Mapping[str, Indices] | None,
     radix_cache: RadixCache | None,
     highlight: Indices | None,
-    shared: bool = False,
 ) -> str:
     """`slot_map` on a sheet; returns its alt text."""
-    expect_type("token_to_kv_pool", pool, TokenToKVPool)
-    if owners is not None:
-        expect_type("owners", owners, Mapping)
-    if radix_cache is not None:
-        expect_type("radix_cache", radix_cache, RadixCache)
     owned = {str(label): checked_slots(f"owners[{label!r}]", s, pool.size) for label, s in (owners or {}).items()}
     marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
-    sharers = _sharers(pool, owned, radix_cache) if shared else {}
-    owner = _owner_of_each_slot(pool, owned, radix_cache, sharers)
+    owner = _owner_of_each_slot(pool, owned, radix_cache)
     owners_known = owners is not None or radix_cache is not None
     kinds = _kinds(owned, owners_known)
-    for labels in dict.fromkeys(map(tuple, sharers.values())):
-        look = [style for style, label in kinds[FIRST_OWNER:] if label in labels and isinstance(style, Style)]
-        owner[[slot for slot, of in sharers.items() if tuple(of) == labels]] = len(kinds)
-        kinds.append((look, f"of {' and '.join(labels)}"))
-    _grid(sheet, pool, owner, [look for look, _ in kinds], marked)
+    _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
     shown = [i for i in range(len(kinds)) if counts[i] or i in always]
@@ -106,7 +92,7 @@ def draw_slot_map(
     return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
 
 
-def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Look, str]]:
+def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
     unowned = (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use")
     return [
         (ROLES["free"], "free"),
@@ -119,12 +105,9 @@ def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Lo
 
 
 def _owner_of_each_slot(
-    pool: TokenToKVPool,
-    owned: Mapping[str, np.ndarray],
-    radix_cache: RadixCache | None,
-    sharers: Mapping[int, Sequence[str]],
+    pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
 ) -> np.ndarray:
-    """int64 [N]: FREE, TREE, LOCKED, UNOWNED, SEVERAL, or FIRST_OWNER + the owner's place (one of them in `sharers`)."""
+    """int64 [N]: FREE, TREE, LOCKED, UNOWNED, SEVERAL, or FIRST_OWNER + the owner's place."""
     owner, claims = np.full(pool.size, UNOWNED), np.zeros(pool.size, dtype=np.int64)
 
     def claim(slots: np.ndarray, owner_or_kind: int) -> None:
@@ -137,23 +120,11 @@ def _owner_of_each_slot(
             claim(checked_slots("radix_cache", node.value, pool.size), LOCKED if node.lock_ref else TREE)
     for i, slots in enumerate(owned.values()):
         claim(slots, FIRST_OWNER + i)  # twice where it is listed twice
-    several = claims > 1
-    several[list(sharers)] = False
-    owner[several] = SEVERAL
+    owner[claims > 1] = SEVERAL
     return owner
 
 
-def _sharers(
-    pool: TokenToKVPool, owned: Mapping[str, np.ndarray], radix_cache: RadixCache | None
-) -> dict[int, list[str]]:
-    """Slot → those of `owned` that share it, where neither the free list nor the tree has it as well."""
-    elsewhere = set(pool.free_slots().tolist())
-    if radix_cache is not None:
-        elsewhere.update(slot for _, node in radix_cache.nodes() for slot in node.value.tolist())
-    return {slot: labels for slot, labels in slots_of_several(owned).items() if slot not in elsewhere}
-
-
-def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Look], marked: np.ndarray) -> None:
+def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Style], marked: np.ndarray) -> None:
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
@@ -176,19 +147,15 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Loo
                 slot = row_start + i
                 x = x0 + i * width
                 small = TINY if width < 28 and slot > 99 else SMALL
-                look = styles[kind]
-                draw: Callable[..., object] = sheet.cell if isinstance(look, Style) else sheet.shared_cell
-                draw(x, y, width, height, look, str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}")
+                sheet.cell(
+                    x, y, width, height, styles[kind], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}"
+                )
         else:
             edges = np.flatnonzero(np.diff(row)) + 1
             for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
                 first, last = (row_start + start) * group, min((row_start + end) * group, size) - 1
-                look = styles[row[start]]
-                name = f"slots {span(first, last)}"
-                if isinstance(look, Style):
-                    sheet.rect(x0 + start * width, y, (end - start) * width, height, look, name=name)
-                else:
-                    sheet.shared_cell(x0 + start * width, y, (end - start) * width, height, look, edge=None, name=name)
+                place = x0 + start * width, y, (end - start) * width, height
+                sheet.rect(*place, styles[row[start]], name=f"slots {span(first, last)}")
             sheet.rect(x0, y, len(row) * width, height, edge="#c4c4c4", line=0.4)
         if page > 1 and group == 1 and page * width > 6:
             for i in range(0, len(row), page):

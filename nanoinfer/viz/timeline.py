@@ -32,9 +32,6 @@ def timeline(
     the lanes, over the same steps, who has the pool's slots after each step, and where requests are retracted, so that the
     cause is seen. At most 32 requests are drawn. Raises ValueError for a trace without steps, for values that are none of
     these, and for fewer `steps` than drawn.
-
-    If K/V of a request's prefix was fetched for an admission, a strip at the bottom of its lane says from which storeys.
-    Until then the request waits: a trace doesn't know when its fetch began.
     """
     draw = getattr(trace, "timeline", None)  # pictures know of no traces: a trace knows how it is drawn
     if not callable(draw):

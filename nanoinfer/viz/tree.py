@@ -1,8 +1,10 @@
-"""radix_tree: the nodes of a RadixCache, what is in them and what needs them."""
+"""radix_tree: the nodes of a RadixCache, what is in them and what needs them; and which nodes of a large tree are drawn."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
+from nanoinfer.cache.eviction import EVICTION_POLICIES
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.adapter_key import AdapterKey
@@ -10,8 +12,121 @@ from nanoinfer.viz.lettering import BODY, SMALL, TINY, drawable, shortened, text
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.tree_nodes import Box, boxes, next_to_evict, path_to
-from nanoinfer.viz.words import ENDS_NOTE, count, expect_type, is_a, slots, visible_ends
+from nanoinfer.viz.words import ENDS_NOTE, count, is_a, slots, visible_ends
+
+MOST_CHILDREN = 10  # of one node
+MOST_NODES = 28
+TOP_LEVELS, LAST_LEVELS = 8, 4  # of a tree deeper than both together
+
+
+@dataclass
+class Box:
+    """A node to draw, or (`node` None) one box for all of `left_out`. `depth`: where it is drawn, the root at 0."""
+
+    node: TreeNode | None
+    depth: int
+    children: "list[Box]" = field(default_factory=list)
+    left_out: list[TreeNode] = field(default_factory=list)
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def extra_key(self) -> object:
+        """The namespace, shown at the children of the root; None elsewhere, and for those that have none."""
+        return self.node.edge[0] if self.node is not None and self.depth == 1 else None
+
+    def everything(self) -> "list[Box]":
+        """It and all boxes below, parents before children, upper ones first."""
+        found, stack = list[Box](), [self]
+        while stack:
+            found.append(stack.pop())
+            stack += reversed(found[-1].children)
+        return found
+
+
+def next_to_evict(tree: RadixCache) -> TreeNode | None:
+    """The unlocked leaf that the tree's policy gives up first; None when there is none."""
+    leaves = [node for _, node in tree.nodes() if not node.children and not node.lock_ref]
+    return min(leaves, key=EVICTION_POLICIES[tree.policy], default=None)
+
+
+def path_to(node: TreeNode) -> list[TreeNode]:
+    """The nodes from the first level down to `node`."""
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def boxes(tree: RadixCache, wanted: Iterable[TreeNode]) -> Box:
+    """The tree as boxes, level by level as long as there is room; of many children those that lead to `wanted` or are
+    locked, then the oldest. Of a very deep tree the upper levels and the end of its deepest path."""
+    important = {id(ancestor) for node in wanted for ancestor in path_to(node)}
+    depth_below = _depth_below(tree.root)
+    root, drawn = Box(tree.root, 0), 0
+    level = [root]
+    while level:
+        following = []
+        for box in sorted(level, key=lambda box: id(box.node) not in important):
+            assert box.node is not None
+            children = list(box.node.children.values())
+            if box.depth == TOP_LEVELS and depth_below[id(box.node)] > LAST_LEVELS + 1:
+                _end_of_deepest_path(box, depth_below)
+                continue
+            shown = _most_important(children, min(MOST_CHILDREN, MOST_NODES - drawn), important)
+            drawn += len(shown)
+            box.children = [Box(child, box.depth + 1) for child in shown]
+            following += box.children
+            missing = _subtrees([child for child in children if child not in shown])
+            if missing:
+                box.children = [*box.children, Box(None, box.depth + 1, left_out=missing)]
+        level = following
+    return root
+
+
+def _most_important(children: Sequence[TreeNode], room: int, important: Collection[int]) -> list[TreeNode]:
+    """As many of `children` as there is room for, in their order."""
+    if len(children) <= room:
+        return list(children)
+    ranked = sorted(children, key=lambda child: (id(child) not in important, not child.lock_ref))
+    kept = ranked[: max(room - 1, 0)]
+    return [child for child in children if any(child is other for other in kept)]
+
+
+def _end_of_deepest_path(box: Box, depth_below: dict[int, int]) -> None:
+    """Give `box` one child for all that is left out below it, and that one the last nodes of the deepest path."""
+    assert box.node is not None
+    node, path = box.node, list[TreeNode]()
+    while node.children:
+        node = max(node.children.values(), key=lambda child: depth_below[id(child)])
+        path.append(node)
+    ending = path[-LAST_LEVELS:]
+    kept = set(map(id, ending))
+    below = _subtrees(list(box.node.children.values()))
+    parent = Box(None, box.depth + 1, left_out=[node for node in below if id(node) not in kept])
+    box.children = [parent]
+    for node in ending:
+        parent.children = [Box(node, parent.depth + 1)]
+        parent = parent.children[0]
+
+
+def _depth_below(root: TreeNode) -> dict[int, int]:
+    """Levels below each node, by its `id`: 0 for a leaf."""
+    below: dict[int, int] = {}
+    for node in [*reversed(_subtrees([root]))]:  # children before parents
+        below[id(node)] = max((below[id(child)] + 1 for child in node.children.values()), default=0)
+    return below
+
+
+def _subtrees(nodes: Sequence[TreeNode]) -> list[TreeNode]:
+    """`nodes` and all below them, parents before children."""
+    found, stack = list[TreeNode](), list(nodes)
+    while stack:
+        found.append(stack.pop())
+        stack += found[-1].children.values()
+    return found
+
 
 Decode = Callable[[list[int]], str]
 Highlight = TreeNode | MatchResult | Iterable[TreeNode]
@@ -46,9 +161,6 @@ def draw_radix_tree(
     sheet: Sheet, tree: RadixCache, decode: Decode | None, highlight: Highlight | None, tell_next: bool = True
 ) -> str:
     """`radix_tree` on a sheet; returns its alt text."""
-    expect_type("radix_cache", tree, RadixCache)
-    if decode is not None and not callable(decode):
-        raise ValueError(f"decode: must be a function of token ids, got {type(decode).__name__}")
     marked, following = _marked(highlight), next_to_evict(tree) if tell_next else None
     depth = max((depth for depth, _ in tree.nodes()), default=0)
     root = boxes(tree, [*marked, *([following] if following else [])])
@@ -96,24 +208,7 @@ def _marked(highlight: Highlight | None) -> list[TreeNode]:
         return path_to(cast(MatchResult, highlight).last_node)
     if is_a(highlight, TreeNode):
         return [cast(TreeNode, highlight)]
-    if not isinstance(highlight, Iterable):
-        raise ValueError(f"highlight: must be TreeNode, MatchResult or some nodes, got {type(highlight).__name__}")
-    nodes = list(cast(Iterable[TreeNode], highlight))
-    for i, node in enumerate(nodes):
-        expect_type(f"highlight[{i}]", node, TreeNode)
-    return nodes
-
-
-def _checked(decode: Decode) -> Decode:
-    """`decode`, with a ValueError where it returns no text."""
-
-    def text_of(token_ids: list[int]) -> str:
-        text = decode(token_ids)
-        if not isinstance(text, str):
-            raise ValueError(f"decode: must return text, got {type(text).__name__}")
-        return text
-
-    return text_of
+    return list(cast(Iterable[TreeNode], highlight))
 
 
 def _ids(node: TreeNode, limit: int = 7) -> str:
@@ -128,7 +223,7 @@ class _Pen:
     def __init__(
         self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None, root: Box
     ):
-        self.sheet, self._decode, self.following = sheet, None if decode is None else _checked(decode), following
+        self.sheet, self._decode, self.following = sheet, decode, following
         self._marked = set(map(id, marked))
         self._several_namespaces = any(box.extra_key is not None for box in root.children)
 

@@ -11,7 +11,7 @@ from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import count
 
 STYLES: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # by size: the most bytes are on the lightest
-COLUMNS, MOST_BYTES = 64, 2048
+COLUMNS = 64
 GUTTER, HEIGHT = 36.0, 19.0
 Data = bytes | bytearray | np.ndarray
 ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
@@ -23,10 +23,10 @@ def wire(parts: Sequence[tuple[str, Data]], *, title: str | None = None, caption
 
     Instead of bytes, an integer array `[n]` has what is no text: uint8 are bytes in hexadecimal, and a wider number is one
     cell as wide as its bytes. It has no lines.
-
-    Raises ValueError for no bytes, more than 2048 of them, and more than 4 labels.
     """
-    checked = _checked(parts)
+    checked = [(label, data) for label, data in parts if len(data)]
+    if not all(isinstance(data, bytes | bytearray | np.ndarray) for _, data in checked):
+        raise ValueError("parts: must be (label, bytes or integers [n])")
     labels = list(dict.fromkeys(label for label, _ in checked))
     sizes = {label: sum(_size(data) for each, data in checked if each == label) for label in labels}
     total = sum(sizes.values())
@@ -72,24 +72,3 @@ def _cells(data: Data) -> Iterator[tuple[str, int, bool]]:
 
 def _size(data: Data) -> int:
     return data.nbytes if isinstance(data, np.ndarray) else len(data)
-
-
-def _checked(parts: Sequence[tuple[str, Data]]) -> list[tuple[str, Data]]:
-    found = list[tuple[str, Data]]()
-    for i, part in enumerate(parts):
-        try:
-            label, data = part
-        except (TypeError, ValueError):
-            raise ValueError(f"parts[{i}]: must be (label, bytes or integers [n]), got {part!r}") from None
-        is_numbers = isinstance(data, np.ndarray) and data.ndim == 1 and data.dtype.kind in "iu"
-        if not isinstance(label, str) or not (is_numbers or isinstance(data, bytes | bytearray)):
-            kinds = f"({type(label).__name__}, {type(data).__name__})"
-            raise ValueError(f"parts[{i}]: must be (label, bytes or integers [n]), got {kinds}")
-        if len(data):
-            found.append((label, data))
-    total, labels = sum(_size(data) for _, data in found), {label for label, _ in found}
-    if not 1 <= total <= MOST_BYTES:
-        raise ValueError(f"parts: {total} bytes; must be 1..{MOST_BYTES}")
-    if len(labels) > len(STYLES):
-        raise ValueError(f"parts: {len(labels)} labels; must be at most {len(STYLES)}")
-    return found

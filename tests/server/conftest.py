@@ -16,7 +16,7 @@ def _patience() -> Iterator[None]:
     before all servers, which look at it when they start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanoinfer.server.run.SECONDS_FOR_LAST_ANSWERS", HANG_S)
-        for module in ("nanoinfer.server.live.event_stream", "nanoinfer.server.block_events"):
+        for module in ("nanoinfer.server.live.feed", "nanoinfer.server.block_events"):
             patch.setattr(f"{module}.SILENCE_SECONDS", HANG_S)
         yield
 

@@ -1,22 +1,23 @@
-"""The live page's feed: it costs nothing while nobody watches, and slow readers lose frames, never memory."""
+"""The live page's feed: it costs little, nothing while nobody watches, and slow readers lose frames, never memory."""
 
 import asyncio
 import json
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nanoinfer import AsyncEngine
-from nanoinfer.server.live.event_stream import EventStream
-from nanoinfer.server.live.excerpts import UNREADABLE
-from nanoinfer.server.live.feed import FeedEndedError, TooManyWatchersError
+from nanoinfer.server.live.feed import EventStream, FeedEndedError, TooManyWatchersError
 from nanoinfer.server.live.limits import Limits
+from nanoinfer.server.live.request_view import StepNotes
+from nanoinfer.server.live.texts import UNREADABLE
 from nanoinfer.trace.recorder import recorder_of
-from tests.helpers.engines import Clock, greedy
-from tests.helpers.live import SpellingTokenizer, merged, read_frame
-from tests.helpers.live_feed import Client, SteppedFeed, next_frame, with_feed
+from tests.helpers.engines import Clock, greedy, make_engine
+from tests.helpers.fakes import counted_calls
+from tests.helpers.live import Client, SpellingTokenizer, SteppedFeed, merged, next_frame, read_frame, with_feed
 from tests.helpers.waiting import HANG_S, until_async
 
 # --- while nobody watches ---------------------------------------------------------------------------------------------
@@ -78,32 +79,6 @@ def test_frames_add_up_to_what_a_newcomer_gets() -> None:
     with_feed(test)()
 
 
-def test_nothing_is_sent_when_nothing_has_changed() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        await next_frame(watcher)
-        await feed.look()
-        await feed.look()
-        assert await watcher.next(0) is None
-        assert feed.number == 0
-
-    with_feed(test)()
-
-
-def test_all_watchers_get_the_same_bytes() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watchers = [feed.join() for _ in range(5)]
-        keyframes = [await watcher.next(HANG_S) for watcher in watchers]
-        await front.generate("abc", greedy(3))
-        await feed.look()
-        changes = [await watcher.next(HANG_S) for watcher in watchers]
-        assert all(frame is keyframes[0] for frame in keyframes)
-        assert all(frame is changes[0] for frame in changes)
-        assert changes[0] != keyframes[0]
-
-    with_feed(test)()
-
-
 def test_who_misses_frames_gets_the_whole_state_and_the_others_do_not() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         slow, quick = feed.join(), feed.join()
@@ -147,27 +122,13 @@ def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: 
     with_feed(test)()
 
 
-def test_speed_is_that_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("nanoinfer.server.live.feed.time", SimpleNamespace(perf_counter=clock))
-
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        speeds = []
-        for tokens in (0, 5, 10, 10, 10, 10):
-            speeds.append(feed._speed(tokens))
-            clock.now += 0.5
-        assert speeds == [0, 10, 10, 5, 0, 0]
-
-    with_feed(test)()
-
-
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_only_so_many_can_watch() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         watchers = [feed.join() for _ in range(3)]
-        with pytest.raises(TooManyWatchersError, match="too many browsers watch: at most 3"):
+        with pytest.raises(TooManyWatchersError, match="3"):
             feed.join()
         feed.leave(watchers[0])
         feed.join()
@@ -186,18 +147,6 @@ def test_watchers_are_sent_away_when_the_server_ends() -> None:
         with pytest.raises(FeedEndedError):
             feed.join()
         assert recorder_of(front.llm) is None, "the engine may outlive its server"
-
-    with_feed(test)()
-
-
-def test_watchers_are_sent_away_when_the_engine_is_shut_down() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        await next_frame(watcher)
-        await front.shutdown()
-        feed._go.release()
-        with pytest.raises(FeedEndedError):
-            await watcher.next(HANG_S)
 
     with_feed(test)()
 
@@ -297,7 +246,7 @@ def test_one_watcher_too_many_is_told_so() -> None:
         start, body = client.messages
         assert start["status"] == 503
         assert (b"retry-after", b"1") in start["headers"]
-        assert json.loads(body["body"])["error"]["message"] == "too many browsers watch: at most 1"
+        assert json.loads(body["body"])["error"]["code"] == "too_many_watchers"
 
     with_feed(test, Limits(watchers=1))()
 
@@ -316,5 +265,106 @@ def test_the_end_is_an_event() -> None:
             "body": b"event: end\ndata: {}\n\n",
             "more_body": False,
         }
+
+    with_feed(test)()
+
+
+# --- what it costs, and a classroom ------------------------------------------------------------------------------------
+
+
+def test_frames_are_encoded_when_one_is_due_and_once_for_all_watchers() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        encoded, looks = [], []
+        encode, look = feed._encode, feed.view.look
+        feed._encode = lambda fields: (encoded.append(1), encode(fields))[1]  # type: ignore[method-assign]
+        feed.view.look = lambda engine: (looks.append(1), look(engine))[1]  # type: ignore[method-assign]
+        watchers = [feed.join() for _ in range(30)]
+        await asyncio.gather(*(watcher.next(HANG_S) for watcher in watchers))
+        assert (len(encoded), len(looks)) == (2, 1), "the changes, and the whole state"
+        await front.generate("abc", greedy(20))
+        assert (len(encoded), len(looks)) == (2, 1), "twenty passes, and none of them is a frame"
+        await feed.look()
+        await asyncio.gather(*(watcher.next(HANG_S) for watcher in watchers))
+        assert (len(encoded), len(looks)) == (3, 2)
+
+    with_feed(test)()
+
+
+def test_a_pass_like_the_last_one_is_noted_without_a_look_at_its_requests() -> None:
+    def calls(streams: int) -> int:
+        engine, notes = make_engine(rows=streams, slots=512), StepNotes()
+        for i in range(streams):
+            engine.add_request([i + 1, 2], greedy(9))
+        for _ in range(3):
+            engine.step()
+            notes.after_pass(engine)
+        with counted_calls() as counted:
+            notes.after_pass(engine)
+        return sum(counted.values())
+
+    assert calls(16) == calls(1)
+
+
+def test_the_first_pass_after_a_frame_is_noted_though_it_is_like_the_last_one() -> None:
+    engine, notes = make_engine(), StepNotes()
+    engine.add_request([1, 2], greedy(9))
+    for _ in range(3):
+        engine.step()
+        notes.after_pass(engine)
+    passes, kinds = notes.take()
+    assert (passes, [*kinds.values()]) == ({"EXTEND": 1, "DECODE": 2}, ["EXTEND"])
+    engine.step()
+    notes.after_pass(engine)
+    passes, kinds = notes.take()
+    assert (passes, [*kinds.values()]) == ({"DECODE": 1}, ["DECODE"])
+
+
+ROUNDS = 12
+
+
+def drawn(bodies: list[bytes]) -> dict[str, Any]:
+    """The state that a page shows after these events; each must follow what the page has."""
+    state: dict[str, Any] = {}
+    number = -1
+    for frame in map(read_frame, bodies):
+        assert frame["number"] > number
+        assert frame.get("key") or frame["number"] == number + 1
+        state, number = frame["state"] if frame.get("key") else merged(state, frame["state"]), frame["number"]
+    return state
+
+
+def test_thirty_clients_of_which_ten_are_slow_end_with_the_same_picture() -> None:
+    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+        quick, slow = [Client() for _ in range(20)], [Client() for _ in range(10)]
+        streams = [client.watch(feed, feed.limits) for client in (*quick, *slow)]
+        for client in (*quick, *slow):
+            client.takes.release()  # the headers
+        await feed.started()
+        for number in range(ROUNDS):
+            for client in quick:
+                client.takes.release()
+            if number % 5 == 0:
+                for client in slow:
+                    client.takes.release()
+            await until_async(lambda number=number: all(len(client.bodies) == number + 1 for client in quick))
+            if number < ROUNDS - 1:
+                await front.generate("abc" + "xyz"[: number % 4], greedy(1 + number % 3))
+                await feed.look()
+        for client in slow:
+            for _ in range(ROUNDS):
+                client.takes.release()
+        last = feed.number
+        await until_async(
+            lambda: all(read_frame(client.bodies[-1])["number"] == last for client in slow if client.bodies)
+        )
+        newcomer = (await next_frame(feed.join()))["state"]
+        assert newcomer["counts"]["finished"] == front.llm.stats().finished == ROUNDS - 1
+        assert all(drawn(client.bodies) == newcomer for client in (*quick, *slow))
+        assert all(len(client.bodies) < ROUNDS / 2 for client in slow), "what they missed was never kept for them"
+        assert Counter(len({id(client.bodies[i]) for client in quick}) for i in range(1, ROUNDS)) == {1: ROUNDS - 1}
+        for client in (*quick, *slow):
+            client.gone.set()
+        await asyncio.gather(*streams)
+        assert len(feed._watchers) == 1
 
     with_feed(test)()

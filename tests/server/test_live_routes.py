@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from nanoinfer.server.live.files import OWN, PALETTE, POLICY, SHARED, STOREYS
+from nanoinfer.server.live.routes import FILES, POLICY
 from nanoinfer.trace import Trace
 from tests.helpers.engines import make_engine
 from tests.helpers.live import SpellingTokenizer
@@ -53,7 +53,7 @@ def complete(up: Running, prompt: str, **more: Any) -> None:
     assert up.post("/v1/completions", body, **more).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", *(f"/static/{name}" for name in (PALETTE, *SHARED, *STOREYS, *OWN))])
+@pytest.mark.parametrize("path", ["/", *(f"/static/{name}" for name in FILES)])
 def test_the_pages_own_files_need_no_key_and_may_load_nothing_from_elsewhere(locked: Running, path: str) -> None:
     response = locked.get(path)
     assert response.status_code == 200

@@ -23,22 +23,21 @@ def taped(limits: Limits | None = None, **options: Any) -> tuple[Engine, Tape]:
 
 def read(tape: Tape, folder: Path, show_prompts: bool = True) -> Trace:
     """What somebody who saves the file and opens it gets."""
-    pieces = tape.pieces()
-    assert pieces is not None
-    (folder / "trace.json").write_text(document(pieces, show_prompts), encoding="utf-8")
+    trace = tape.trace()
+    assert trace is not None
+    (folder / "trace.json").write_text(document(trace, show_prompts), encoding="utf-8")
     return Trace.load(folder / "trace.json")
 
 
-@pytest.mark.parametrize("drafter", [None, "ngram"])
-def test_pieces_are_one_trace_of_what_the_engine_has(drafter: str | None, tmp_path: Path) -> None:
-    engine, tape = taped(Limits(tape_steps=7), rows=3, drafter=drafter, chunked_prefill_size=5, adaptive_drafts=False)
+@pytest.mark.parametrize("options", [{}, {"drafter": "ngram"}, {"host_cache_tokens": 128}])
+def test_a_tape_is_a_trace_of_what_the_engine_has_and_begins_anew_when_it_is_full(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    engine, tape = taped(Limits(tape_steps=7), rows=3, chunked_prefill_size=5, adaptive_drafts=False, **options)
     kept = []
     for i, prompt in enumerate(("abcdefgh", "abcxyz", "abcdqr", "zzzzzzzz", "abcdefghijk", "klm") * 2):
-        engine.add_request(
-            prompt,
-            SamplingParams(max_new_tokens=9, temperature=float(i % 2), seed=1, n=1 + i % 2),
-            extra_key=[None, "a"][i % 2],
-        )
+        params = SamplingParams(max_new_tokens=9, temperature=float(i % 2), seed=1, n=1 + i % 2)
+        engine.add_request(prompt, params, extra_key=[None, "a"][i % 2])
         if i == 4:
             engine.pause(next(iter(engine.open_requests.groups)))
         if i == 8:
@@ -49,8 +48,8 @@ def test_pieces_are_one_trace_of_what_the_engine_has(drafter: str | None, tmp_pa
         trace = read(tape, tmp_path)
         kept.append(len(trace))
         assert_same(trace, engine)
-        assert [event.time for event in trace.events] == sorted(event.time for event in trace.events)
-    assert 7 < max(kept) < 14 + 3, "two pieces; a step of the engine may be several passes"
+    assert kept != sorted(kept)
+    assert max(kept) <= 7 + 3, "a step of the engine may be several passes"
 
 
 def test_a_file_is_for_both_programs(tmp_path: Path) -> None:
@@ -111,20 +110,18 @@ def test_another_recording_takes_the_tapes_place_and_the_tape_begins_anew() -> N
         tape.keep_up()
         serve(engine, "xyz", max_new_tokens=3)
         assert len(trace) == 3
-        pieces = tape.pieces()
-        assert pieces is not None
-        assert pieces[0].num_steps == 3, "what the other recording has"
-        with pytest.raises(ValueError, match="already being recorded"), record(engine):
-            pass
-    assert tape.pieces() is None
+        found = tape.trace()
+        assert found is not None
+        assert found.num_steps == 3, "what the other recording has"
+    assert tape.trace() is None
     tape.keep_up()
     serve(engine, "klm", max_new_tokens=2)
-    pieces = tape.pieces()
-    assert pieces is not None
-    assert (pieces[0].num_steps, pieces[1]) == (2, None)
+    found = tape.trace()
+    assert found is not None
+    assert found.num_steps == 2
 
 
-def test_a_piece_lasts_only_so_long() -> None:
+def test_a_tape_lasts_only_so_long() -> None:
     clock = Clock()
     engine, tape = taped(Limits(tape_seconds=10), clock=clock)
     tape.keep_up()
@@ -135,9 +132,6 @@ def test_a_piece_lasts_only_so_long() -> None:
     clock.now += 1
     tape.keep_up()
     assert recorder_of(engine) is not first
-    pieces = tape.pieces()
-    assert pieces is not None
-    assert pieces[2] == 10
 
 
 def test_nothing_is_left_of_it_when_nobody_watches() -> None:
@@ -148,7 +142,7 @@ def test_nothing_is_left_of_it_when_nobody_watches() -> None:
     tape.stop()
     assert before == {"engine": vars(engine), "scheduler": vars(engine.scheduler)}
     assert recorder_of(engine) is None
-    assert tape.pieces() is None
+    assert tape.trace() is None
 
 
 def test_passes_are_told_whoever_makes_them_and_whoever_records() -> None:

@@ -6,20 +6,16 @@ import weakref
 from collections import Counter
 from copy import copy
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoinfer import Engine, SamplingParams
-from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.server.live.feed import difference
 from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.patch import State, difference
-from nanoinfer.server.live.request_view import name_of_key
-from nanoinfer.server.live.slot_view import FIRST_REQUEST, FREE, LOCKED, OTHER, TREE
-from nanoinfer.server.live.step_notes import MOST_REQUESTS
-from nanoinfer.server.live.view import View
+from nanoinfer.server.live.pool_view import FREE, OTHER, TREE
+from nanoinfer.server.live.request_view import MOST_REQUESTS, name_of_key
+from nanoinfer.server.live.view import State
 from tests.helpers.engines import greedy, serve
 from tests.helpers.live import cells, finish, looked_at, merged, step
 
@@ -37,31 +33,6 @@ def test_a_difference_makes_one_state_of_the_other(before: State, after: State) 
 
 
 # --- the truth --------------------------------------------------------------------------------------------------------
-
-
-def busy(**options: object) -> tuple[Engine, View]:
-    """Two requests have ended; of four more, three run, which share a beginning, and one waits."""
-    engine, view = looked_at(rows=3, slots=96, **options)
-    finish(engine, view, "abcdef", "abcxyz")
-    for prompt in ("abcdefgh", "abcxq", "klm", "nop"):
-        engine.add_request(prompt, greedy(8))
-    step(engine, view, 3)
-    return engine, view
-
-
-def test_the_map_shows_the_owner_of_each_slot() -> None:
-    engine, view = busy()
-    state = view.look(engine).state
-    assert (state["map"]["shown"], state["map"]["group"]) == (96, 1)
-    expected = np.full(96, FREE)
-    for _, node in engine.radix_cache.nodes():
-        expected[node.value] = LOCKED if node.lock_ref else TREE
-    names = {fields["name"]: int(number) for number, fields in state["requests"].items()}
-    for req in engine.scheduler.running:
-        own = engine.cache.rows[req.req_pool_idx, req.tree_len : req.allocated_len]
-        expected[own] = FIRST_REQUEST + names[f"request {req.request_id}"]
-    assert cells(state) == expected.tolist()
-    assert {FREE, TREE, LOCKED} < set(cells(state))
 
 
 def test_a_cell_of_several_slots_shows_the_owner_of_most_of_them() -> None:
@@ -84,54 +55,6 @@ def test_more_slots_are_shown_when_more_have_been_in_use() -> None:
     assert view.look(engine).state["map"]["shown"] == 2048, "it does not shrink again"
 
 
-def test_rows_and_requests_are_the_engines() -> None:
-    engine, view = busy()
-    state = view.look(engine).state
-    by_name = {fields["name"]: fields for fields in state["requests"].values()}
-    assert {name: fields["status"] for name, fields in by_name.items()} == {
-        **dict.fromkeys(("request 0", "request 1"), "ended"),
-        **dict.fromkeys(("request 2", "request 3", "request 4"), "running"),
-        "request 5": "waiting",
-    }
-    for req in engine.scheduler.running:
-        fields = by_name[f"request {req.request_id}"]
-        assert (fields["prompt"], fields["tokens"], fields["limit"]) == (req.prompt_len, req.num_tokens, 8)
-        assert (fields["row"], fields["tree"], fields["kv"]) == (req.req_pool_idx, req.tree_len, req.kv_len)
-        row = engine.cache.rows[req.req_pool_idx, : req.allocated_len]
-        assert fields["slots"] == [n for start, end in consecutive_runs(row) for n in (start, end - start)]
-        assert fields["held"] == req.allocated_len - req.tree_len
-    assert by_name["request 2"]["cached"] == 7  # of what request 0 has left: all but the last token
-    assert by_name["request 2"]["phase"] == "extend", "of its passes since the last frame, the one that shows most"
-    assert by_name["request 0"]["reason"] == "length"
-    stats = engine.stats()
-    assert all(state["counts"][name] == stats[name] for name in state["counts"])
-    assert view.look(engine).state["passes"] == {}, "none since then"
-
-
-def test_the_tree_is_the_engines() -> None:
-    engine, view = busy()
-    state = view.look(engine).state
-
-    def drawn(number: int) -> list[object]:
-        nodes = {int(n): fields for n, fields in state["nodes"].items()}
-        below = sorted((f["made"], n) for n, f in nodes.items() if f.get("parent") == number)
-        fields = nodes[number]
-        own = [fields.get("tokens", 0), fields.get("lock", 0), fields.get("hits", 0)]
-        return [*own, sorted(map(drawn, [n for _, n in below]))]
-
-    def real(node: object) -> list[object]:
-        return [len(node), node.lock_ref, node.hit_count, sorted(map(real, node.children.values()))]  # type: ignore[attr-defined]
-
-    assert drawn(0)[-1] == real(engine.radix_cache.root)[-1]
-    assert all(fields["hidden"] == 0 for fields in state["nodes"].values())
-    for req in engine.scheduler.running:
-        (fields,) = [each for each in state["requests"].values() if each["name"] == f"request {req.request_id}"]
-        depth, number = 0, fields["node"]
-        while number:
-            depth, number = depth + state["nodes"][str(number)]["tokens"], state["nodes"][str(number)]["parent"]
-        assert depth == req.tree_len
-
-
 def test_a_request_that_comes_and_ends_between_two_frames_is_seen() -> None:
     engine, view = looked_at()
     view.look(engine)
@@ -142,29 +65,6 @@ def test_a_request_that_comes_and_ends_between_two_frames_is_seen() -> None:
     assert (fields["status"], fields["phase"], fields["tokens"]) == ("ended", "extend", 7)
     (fields,) = view.look(engine).state["requests"].values()
     assert fields["phase"] == "ended"
-
-
-def test_completions_of_one_prompt_have_names_of_their_own() -> None:
-    engine, view = looked_at()
-    engine.add_request("abc", SamplingParams(max_new_tokens=3, n=2, seed=1))
-    step(engine, view)
-    names = {fields["name"]: fields["look"] for fields in view.look(engine).state["requests"].values()}
-    assert names == {"request 0": 0, "request 0 (2)": 3}
-
-
-def test_pauses_and_aborts_are_seen() -> None:
-    engine, view = looked_at()
-    paused, aborted = engine.add_request("abc", greedy(9)), engine.add_request("xyz", greedy(9))
-    step(engine, view, 2)
-    view.look(engine)
-    engine.pause(paused)
-    engine.abort(aborted)
-    state = view.look(engine).state
-    assert [(f["status"], f["phase"], f.get("reason")) for f in state["requests"].values()] == [
-        ("ended", "ended", "abort"),
-        ("paused", "paused", None),
-    ]
-    assert all("row" not in fields for fields in state["requests"].values())
 
 
 # --- what clients have written ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Feed: looks at the engine while somebody watches, and keeps the newest frame for all watchers."""
+"""Feed: looks at the engine while somebody watches, and keeps the newest frame for all watchers; and its events."""
 
 import asyncio
 import json
@@ -10,17 +10,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.server.live.excerpts import Texts
+from nanoinfer.server.errors import ApiError, shut_down
 from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.patch import State, difference
 from nanoinfer.server.live.tape import Tape
-from nanoinfer.server.live.view import Look, View
+from nanoinfer.server.live.texts import Texts
+from nanoinfer.server.live.view import Look, State, View
 
 logger = logging.getLogger(__name__)
 SPEED_SECONDS = 1.0  # tokens per second are those of the last second
+HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", "x-accel-buffering": "no"}
+SILENCE_SECONDS = 15.0  # without a frame; then a comment says that the connection is alive
 
 
 class TooManyWatchersError(Exception):
@@ -37,7 +42,6 @@ class Watcher:
     def __init__(self, feed: "Feed", seen: int):
         self._feed, self._seen = feed, seen
         self._needs_keyframe = True
-        self.name = secrets.token_hex(8)  # by which a page that comes back is known
         self.ended = False  # the feed sends it away
 
     async def next(self, timeout_s: float) -> bytes | None:
@@ -80,7 +84,6 @@ class Feed:
         self._tokens: deque[tuple[float, int]] = deque()  # (time, output tokens until then)
         self._state: State = {}
         self._keyframe: bytes | None = None
-        self._dropped: deque[str] = deque(maxlen=256)
         self.number = -1  # of the newest frame; it never goes back
         self.changes = b""
 
@@ -101,14 +104,6 @@ class Feed:
     def leave(self, watcher: Watcher) -> None:
         """The watcher is gone. After the last one, the feed stops looking."""
         self._watchers.discard(watcher)
-
-    def drop(self, watcher: Watcher) -> None:
-        """The watcher has not read for too long; if it comes back, it can be told so."""
-        self._dropped.append(watcher.name)
-
-    def was_dropped(self, name: str) -> bool:
-        """Whether the watcher of this name was dropped, as far as that is remembered."""
-        return name in self._dropped
 
     async def wait(self, timeout_s: float) -> None:
         """Until the next frame or the end, at most so long."""
@@ -199,3 +194,66 @@ class Feed:
             self._tokens.popleft()
         began, before = self._tokens[0]
         return round((tokens - before) / (now - began), 1) if now > began else 0.0
+
+
+def difference(before: State, after: State) -> State:
+    """What must be set in `before` to make it `after`, which is what most frames carry: fields that are new or different,
+    and None for those that are gone. static/live_state.js has the inverse.
+
+    Dicts within are compared field by field, everything else as a whole. No field of a state may be None itself.
+    """
+    changes: State = {}
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := difference(old, value):
+                changes[name] = inner
+        elif value != old or name not in before:
+            changes[name] = value
+    changes.update((name, None) for name in before if name not in after)
+    return changes
+
+
+class EventStream:
+    """An ASGI response: frames of `feed` until the client is gone, reads nothing for too long, or the feed ends."""
+
+    def __init__(self, feed: Feed, limits: Limits):
+        self._feed, self._limits = feed, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            watcher = self._feed.join()
+        except (TooManyWatchersError, FeedEndedError) as error:
+            refused = ApiError(503, str(error), code="too_many_watchers") if str(error) else shut_down()
+            await JSONResponse(refused.content, refused.status, refused.headers)(scope, receive, send)
+            return
+        tasks = {
+            asyncio.create_task(self._send_frames(watcher, send)),
+            asyncio.create_task(_until_gone(receive)),
+        }
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._feed.leave(watcher)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_frames(self, watcher: Watcher, send: Send) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            while True:
+                frame = await watcher.next(SILENCE_SECONDS)
+                message = {"type": "http.response.body", "body": frame or b": nothing new\n\n", "more_body": True}
+                async with asyncio.timeout(self._limits.send_seconds):  # in this task: `wait_for` makes one per frame
+                    await send(message)
+        except TimeoutError:
+            pass  # it does not read: if it comes back, it gets the whole state
+        except FeedEndedError:
+            await send({"type": "http.response.body", "body": b"event: end\ndata: {}\n\n", "more_body": False})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -12,7 +12,7 @@ class Limits:
       to each, which takes 50 microseconds of a core: with 10 browsers there are 10 frames per second, with 30 there are 3.
     - `watchers`: so many browsers at the same time. `send_seconds`: one that does not take a frame for so long is dropped.
     - `running`, `waiting`, `paused`, `ended`: requests in a frame. `rows`: those of which the slots are given.
-    - `tape_steps`, `tape_seconds`: what a piece of the tape holds at most; two are kept.
+    - `tape_steps`, `tape_seconds`: what the tape holds at most; then it begins anew.
     - `nodes`: nodes of the tree. `cells`: of the map of slots. `runs`: runs of neighbouring slots of a row or a node.
     - `characters`: of a text in a frame, which is made of `node_tokens` or `prompt_tokens` tokens at most. `text_tokens`:
       tokens of a node whose text a reader asks for.
@@ -23,8 +23,8 @@ class Limits:
     sends_per_second: float = 100.0
     watchers: int = 64
     send_seconds: float = 30.0
-    tape_steps: int = 5000
-    tape_seconds: float = 90.0
+    tape_steps: int = 3000
+    tape_seconds: float = 180.0
     running: int = 128
     waiting: int = 16
     paused: int = 8

@@ -9,13 +9,12 @@ from nanoinfer.server.live.limits import Limits
 from nanoinfer.trace import perfetto
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.file import to_document
-from nanoinfer.trace.joined import copied, joined
 from nanoinfer.trace.recorder import Recorder, recorder_of
 from nanoinfer.trace.without_texts import without_texts
 
 
 class Tape:
-    """Records in pieces of at most `tape_steps` and `tape_seconds`, and keeps two: so it is bounded, however long it runs.
+    """Records at most `tape_steps` and `tape_seconds`, and then begins anew: so it is bounded, however long it runs.
 
     An engine has one recorder. If another one is there already (an LLM made with `trace=True`), its trace is what can be
     had. One that comes later (`record`) takes this one's place; the tape begins anew when it has ended. `after_pass` is
@@ -26,35 +25,28 @@ class Tape:
         self._engine, self._limits, self._after_pass = engine, limits, after_pass
         self._recorder: Recorder | None = None  # this tape's own
         self._source: Recorder | None = None  # the one that calls `after_pass`
-        self._before: tuple[TraceData, float] | None = (
-            None  # the last piece but one, and how much later the last one began
-        )
 
     def keep_up(self) -> None:
-        """Record, if nobody else does; begin a new piece when the last one is full."""
-        own, there = self._recorder, recorder_of(self._engine)
-        if there is None:
-            self._before, self._recorder = None, Recorder(self._engine, gives_way=True)
-        elif there is own and self._is_full(own):
-            own.stop()
-            following = Recorder(self._engine, gives_way=True)
-            self._before, self._recorder = (copied(own.trace), following.began - own.began), following
-        self._listen_to(recorder_of(self._engine))
+        """Record, if nobody else does; begin anew when the tape is full."""
+        there = recorder_of(self._engine)
+        if there is None or (there is self._recorder and self._is_full(there)):
+            self._recorder = there = Recorder(self._engine, gives_way=True)
+        self._listen_to(there)
 
     def stop(self) -> None:
         """Record no more, and forget everything."""
         self._listen_to(None)
         if self._recorder is not None:
             self._recorder.stop()
-        self._recorder = self._before = None
+        self._recorder = None
 
-    def pieces(self) -> tuple[TraceData, TraceData | None, float] | None:
-        """The newest piece, the one before it, and how much later it began; None if nothing is recorded now."""
+    def trace(self) -> TraceData | None:
+        """What is on it now, and does not grow; None if nothing is recorded now."""
         there = recorder_of(self._engine)
         if there is None:
             return None
-        before, later_s = self._before if there is self._recorder and self._before else (None, 0.0)
-        return copied(there.trace), before, later_s
+        there.settle()
+        return there.trace.as_it_is()
 
     def _listen_to(self, source: Recorder | None) -> None:
         if source is self._source:
@@ -70,11 +62,8 @@ class Tape:
         return steps >= self._limits.tape_steps or seconds >= self._limits.tape_seconds
 
 
-def document(pieces: tuple[TraceData, TraceData | None, float], show_prompts: bool) -> str:
+def document(trace: TraceData, show_prompts: bool) -> str:
     """A file that `Trace.load` and ui.perfetto.dev both open: a trace, and before it its events in Perfetto's form."""
-    trace, before, later_s = pieces
-    if before is not None:
-        trace = joined(before, trace, later_s)
     if not show_prompts:
         trace = without_texts(trace)
     both: dict[str, Any] = {"traceEvents": perfetto.trace_events(trace), "displayTimeUnit": "ms", **to_document(trace)}

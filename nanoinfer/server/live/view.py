@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.server.live.excerpts import Excerpts
 from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.patch import State
-from nanoinfer.server.live.request_view import RequestView, name_of_key
-from nanoinfer.server.live.slot_view import SlotView, runs_of
-from nanoinfer.server.live.step_notes import StepNotes
+from nanoinfer.server.live.pool_view import SlotView, TreeView, locked_nodes, runs_of
+from nanoinfer.server.live.request_view import RequestView, StepNotes, name_of_key
 from nanoinfer.server.live.storey_view import StoreyView
-from nanoinfer.server.live.tree_view import TreeView, locked_nodes
+from nanoinfer.server.live.texts import Excerpts
 
+State = dict[str, Any]
 COUNTS = (
     *("waiting", "running", "paused", "free_slots", "evictable_slots", "protected_slots", "request_slots"),
     *("extend_steps", "decode_steps", "finished", "aborted", "timed_out", "failed", "retractions", "evicted_tokens"),

@@ -1,15 +1,10 @@
 """The live page with a key, on a phone, by keyboard, without motion, and for a checker of accessibility."""
 
-import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nanoinfer.server.live.event_stream import EventStream
-from nanoinfer.server.live.feed import Watcher
 from nanoinfer.trace import Trace
 from tests.helpers.axe import axe_findings, needs_axe
 
@@ -84,29 +79,6 @@ def test_the_page_goes_on_when_the_server_is_stopped_and_started_again(browser: 
             "document.querySelectorAll('#lanes [data-key]').length === 1 && live.Live.fields.counts.finished === 1",
         )
         assert ask(page, "abc") == "def"
-
-
-def test_a_page_that_was_dropped_says_so(browser: webdriver.Chrome, monkeypatch: pytest.MonkeyPatch) -> None:
-    with letters() as server:
-        page = opened(browser, server.up.url)
-        whole, dropped = EventStream._send_frames, []
-
-        async def frozen(self: EventStream, watcher: Watcher, *more: Any) -> None:
-            """A stream whose client takes nothing: it gets its headers, is dropped, and what follows is as it should be."""
-            monkeypatch.setattr(EventStream, "_send_frames", whole)
-            self._limits = replace(self._limits, send_seconds=0.001)
-            send = more[0]
-            dropped.append(watcher.name)
-
-            async def takes_headers(message: Any) -> None:
-                await (send(message) if message["type"] == "http.response.start" else asyncio.Event().wait())
-
-            await whole(self, watcher, takes_headers, *more[1:])
-
-        monkeypatch.setattr(EventStream, "_send_frames", frozen)
-        page.execute_script("live.Live.reading.abort()")
-        shows(page, "document.querySelector('#connection').textContent.includes('had read nothing for 30 s')")
-        assert len(dropped) == 1
 
 
 def test_tabs_out_of_view_leave_connections_to_the_one_in_view(browser: webdriver.Chrome) -> None:

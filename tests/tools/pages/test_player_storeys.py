@@ -1,16 +1,13 @@
 """The player of a trace with storeys, in headless Chromium: fetched tokens look unlike those found and computed ones."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nanoinfer import Engine, RequestOutput
-from nanoinfer.trace import Trace
 from nanoinfer.trace.player import Player
 from tests.helpers.axe import axe_findings, needs_axe
-from tests.tools.trace.test_fetches import from_files, from_host
+from tests.tools.trace.conftest import fetched_from
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 
@@ -18,16 +15,13 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 pytestmark = pytest.mark.slow
-Made = Callable[[], tuple[Trace, Engine, RequestOutput]]
 
 
-@pytest.mark.parametrize(
-    ("make", "storey", "words"), [(from_host, "host", "host memory"), (from_files, "disk", "files")]
-)
+@pytest.mark.parametrize(("files", "storey", "words"), [(False, "host", "host memory"), (True, "disk", "files")])
 def test_every_part_of_the_page_says_where_tokens_came_from(
-    make: Made, storey: str, words: str, browser: "Chrome", tmp_path: Path
+    files: bool, storey: str, words: str, browser: "Chrome", tmp_path: Path
 ) -> None:
-    trace, _, _ = make()
+    trace, _, _ = fetched_from(files)
     (fetch_step,) = [event.step for event in trace.events if event.fetched]
     Player(trace, start=fetch_step).save(tmp_path / "run.html")
     browser.get((tmp_path / "run.html").as_uri())
@@ -51,6 +45,6 @@ def test_every_part_of_the_page_says_where_tokens_came_from(
 
 @needs_axe
 def test_axe_finds_nothing(browser: "Chrome", tmp_path: Path) -> None:
-    Player(from_files()[0], start=5).save(tmp_path / "run.html")
+    Player(fetched_from(files=True)[0], start=5).save(tmp_path / "run.html")
     browser.get((tmp_path / "run.html").as_uri())
     assert axe_findings(browser) == []

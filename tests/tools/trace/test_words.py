@@ -1,7 +1,20 @@
-"""What a trace says: a sentence for everything that happened, whose counts add up."""
+"""What a trace says and draws: a sentence for everything that happened, whose counts add up, spans, and timelines."""
 
+import re
+from typing import Any
+
+import pytest
+from matplotlib.colors import to_rgba
+
+from nanoinfer import viz
 from nanoinfer.trace import Trace, record
-from tests.helpers.engines import make_engine, serve
+from nanoinfer.trace.events import Fetch
+from nanoinfer.trace.final import final_state
+from nanoinfer.trace.phases import spans
+from nanoinfer.viz.palette import ROLES
+from tests.helpers.engines import greedy, make_engine, model_of, serve
+from tests.helpers.pictures import assert_readable, named, texts
+from tests.tools.trace.conftest import fetched_from
 
 
 def test_the_sentences_of_a_hit_and_a_split() -> None:
@@ -22,28 +35,22 @@ def test_the_sentences_of_a_hit_and_a_split() -> None:
     assert trace.describe(2) == trace.describe().splitlines()[2]
 
 
-def test_the_sentences_tell_of_everything_that_goes_wrong(busy: Trace) -> None:
-    sentences = busy.describe()
-    for words in (
-        "for later",
-        "is retracted for lack of slots",
-        "request 1 is paused and gives back its row and slots",
-        "request 1 is resumed",
-        "admitted again",
-        "the tree evicts",
-        "request 0 ends (abort)",
-        "ends (error)",
-        "The step raised RuntimeError: the model broke.",
-        "request 4 (2) arrives",
-    ):
-        assert words in sentences
-    assert sentences.splitlines()[-1].startswith(f"After step {len(busy)}: ")
-    assert "evicts" in sentences.splitlines()[-1]
+def test_everything_that_happens_has_a_sentence(busy: Trace, drafted: Trace) -> None:
+    lines = busy.describe().splitlines()
+    for event in busy.events:
+        if event.is_step:
+            line = lines[event.step]
+            assert line.count("is retracted") == len(event.retracted)
+            assert line.count("admitted again") <= len(event.admitted)
+            assert all(f"ends ({ended.reason})" in line for ended in event.ended)
+            assert event.error is None or event.error in line
+    assert all(words in busy.describe() for words in ("is paused", "is resumed", "evicts", "for later", "(2) arrives"))
+    (step,) = [event.step for event in drafted.events if event.drafted]
+    assert "3 drafts at 8-10 in slots 10-13, accepts 2 of them and samples 3 tokens: “def”" in drafted.describe(step)
 
 
 def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
     """Slots that are freed, evicted or given: what a sentence says of each event is what the pool's own count says."""
-    import re
 
     def number(pattern: str, text: str) -> int:
         return sum(int(found) for found in re.findall(pattern, text))
@@ -59,3 +66,117 @@ def test_counts_in_the_sentences_add_up(busy: Trace) -> None:
         tree += entering - evicted
         free += evicted + freed - given[step]
         assert (free, tree) == states[step], text
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_a_fetch_is_said_and_what_enters_the_tree_is_only_what_was_computed(files: bool) -> None:
+    trace, _, output = fetched_from(files)
+    (sentence,) = [line for line in trace.describe().splitlines() if "fetches" in line]
+    where = "files" if files else "host memory"
+    assert f"request 4 fetches K/V of {output.cached_tokens} tokens from {where}" in sentence
+    assert sentence.endswith("9 tokens enter the tree.")
+    event = next(event for event in trace.events if event.fetched)
+    event.fetched[:] = [Fetch(4, 16, 32, 48)] * 6
+    sentence = trace.describe(event.step)
+    assert sentence.count("16 tokens from host memory and 16 from files") == 3
+    assert "3 more fetch K/V of 96 tokens" in sentence
+
+
+# --- spans and timelines ---------------------------------------------------------------------------------------------
+
+
+def test_every_step_of_a_request_lies_in_exactly_one_span(busy: Trace, drafted: Trace) -> None:
+    found, marks = spans(busy)
+    assert sorted(mark.request for mark in marks) == list(range(len(busy.requests)))
+    for index in range(len(busy.requests)):
+        steps = [step for span in found if span.request == index for step in range(span.first, span.last + 1)]
+        assert steps == list(range(steps[0], steps[0] + len(steps)))
+        computed = sum(span.tokens for span in found if span.request == index and span.phase in ("extend", "decode"))
+        assert computed == sum(
+            entry.end - entry.start for event in busy.events for entry in event.batch if entry.request == index
+        )
+    verify = [span for span in spans(drafted)[0] if span.phase == "verify"]
+    counts = [(span.request, span.tokens, span.sampled, span.drafted, span.accepted) for span in verify]
+    assert counts == [(0, 4, 3, 3, 2), (1, 1, 1, 0, 0)]
+
+
+@pytest.mark.parametrize("by", ["step", "time"])
+def test_a_timeline_draws_a_lane_a_request_and_each_span(busy: Trace, by: str) -> None:
+    picture = viz.timeline(busy, by=by)
+    assert len(named(picture, "pass ")) == len(busy)
+    for phase in ("waiting", "extend", "decode", "idle", "retracted", "paused"):
+        wanted = [s for s in spans(busy)[0] if s.phase == phase and (by == "time" or s.last >= s.first)]
+        assert len(named(picture, f"{phase} ")) == len(wanted)
+    assert [request.name for request in busy.requests] == [t for t in texts(picture) if t.startswith("request")]
+    assert_readable(picture)
+    assert final_state(busy).alt.startswith(viz.timeline(busy).alt)
+    assert final_state(busy).alt.endswith("32 free.")
+
+
+def test_a_timeline_of_some_steps_on_an_axis_of_more_names_and_marks_lanes(busy: Trace) -> None:
+    def widths(picture: viz.Picture) -> set[float]:
+        return {round(patch.get_width(), 6) for patch in named(picture, "pass ")}
+
+    last = viz.timeline(busy, last=5)
+    assert [patch.get_gid() for patch in named(last, "pass ")] == [f"pass {len(busy) - i}" for i in reversed(range(5))]
+    (wide,), (narrow,) = widths(viz.timeline(busy)), widths(viz.timeline(busy, steps=2 * len(busy)))
+    assert narrow == pytest.approx(wide / 2)
+    picture = viz.timeline(busy, labels={1: "the second"}, highlight=1)
+    frames = [patch for patch in picture.axes[0].patches if patch.get_edgecolor() == to_rgba(ROLES["highlight"].face)]
+    (lane,) = (text for text in picture.axes[0].texts if text.get_text() == "the second")
+    assert [frame.get_y() < lane.get_position()[1] < frame.get_y() + frame.get_height() for frame in frames] == [True]
+
+
+def test_the_pools_occupancy_is_drawn_over_the_same_steps(busy: Trace) -> None:
+    for options in ({}, {"by": "time"}, {"last": 4}):
+        picture = viz.timeline(busy, occupancy=True, **options)
+        (pool,) = named(picture, "pool")
+        for event, state in busy.states():
+            bars = [
+                p
+                for kind in ("tree", "requests' own")
+                for p in named(picture, kind)
+                if p.get_gid().endswith(f" {event.step}")
+            ]
+            if event.is_step and bars:
+                used = sum(bar.get_height() for bar in bars) / pool.get_height()
+                assert used == pytest.approx((state.size - state.free) / state.size)
+        assert_readable(picture)
+
+
+def test_a_pass_that_was_never_made_has_a_look_of_its_own_and_without_steps_there_is_no_timeline() -> None:
+    def fail() -> None:
+        raise RuntimeError("no plan")
+
+    engine = make_engine()
+    with record(engine) as trace:
+        with pytest.raises(ValueError, match="trace"):
+            viz.timeline(trace)
+        engine.add_request("ABC", greedy(2))
+        engine.scheduler._admit = fail  # type: ignore[method-assign, assignment]
+        with pytest.raises(RuntimeError, match="no plan"):
+            engine.step()
+    assert "failed pass" in texts(viz.timeline(trace))
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"last": 0}, "last=0"), ({"by": "day"}, "by='day'"), ({"steps": 3}, "steps=3"), ({"highlight": 99}, "99")],
+)
+def test_a_timeline_refuses_what_it_cannot_draw(busy: Trace, fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        viz.timeline(busy, **fields)
+
+
+def test_a_failing_verify_has_drafts_and_no_tokens() -> None:
+    engine = make_engine(drafter="ngram", adaptive_drafts=False)
+    with record(engine) as trace:
+        engine.add_request("abcdeab", greedy(9))
+        engine.step()
+        model_of(engine).fail_at = 2
+        with pytest.raises(RuntimeError, match="the model broke"):
+            engine.step()
+    event = trace.step(2)
+    assert (event.mode, event.batch[0].tokens, event.drafted, event.accepted) == ("VERIFY", [], 3, 0)
+    assert "request 0 ends (error)" in trace.describe(2)
+    assert trace.state().requests[0].drafted_tokens == 0, "none was checked"

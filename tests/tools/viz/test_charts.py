@@ -33,11 +33,8 @@ def widths(picture: viz.Picture, name: str) -> list[float]:
 
 
 def test_bars_are_as_long_as_their_values_and_lines_go_through_their_points() -> None:
-    one = viz.bars({"one by one": 812.5, "batch": 300, "paged": 150}, unit="ms", compare="paged", line_at=300)
+    one = viz.bars({"one by one": 812.5, "batch": 300, "paged": 150}, unit="ms", compare="paged")
     assert [width / widths(one, "bar ")[2] for width in widths(one, "bar ")] == pytest.approx([812.5 / 150, 2, 1])
-    (dashed,) = [line for line in one.findobj(Line2D) if line.get_linestyle() == "--"]
-    batch = named(one, "bar batch")[0]
-    assert points_of(dashed)[0][0] == pytest.approx(batch.get_x() + batch.get_width())
     groups = {"chat": {"no cache": 800, "cache": 200}, "few-shot": {"no cache": 400, "cache": 40}}
     grouped = viz.bars(groups, unit="tokens", colours=("cache", "no cache"))
     assert [width / widths(grouped, "bar ")[0] for width in widths(grouped, "bar ")] == pytest.approx(
@@ -188,7 +185,7 @@ def test_query_key_and_value_all_reach_attention_in_the_decoder() -> None:
 def test_attention_worked_out_is_torchs_attention() -> None:
     given = [1.0, 0.3], [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
     q, k, v = map(torch.tensor, given)
-    picture = viz.attention_steps(*given, newest=True, tokens=["Once", " upon", " a"])
+    picture = viz.attention_steps(*given, newest=True)
     out = torch.nn.functional.scaled_dot_product_attention(q[None], k, v)[0].tolist()
     assert picture.alt.endswith(f"the result is [{out[0]:.3f}, {out[1]:.3f}].")
     assert {f"{weight:.3f}" for weight in torch.softmax(k @ q / 2**0.5, 0).tolist()} <= set(texts(picture))

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.model.config import ModelConfig
@@ -68,7 +67,7 @@ def hashes() -> viz.Picture:
     tokenizer = LLM("story", max_total_tokens=64).tokenizer
     assert tokenizer is not None
     prompts = {"long": list(range(100, 145)), "short": range(9)}
-    return viz.hashed_blocks(prompts, 4, tokenizer, held=block_hashes(range(4), 4))
+    return viz.hashed_blocks(prompts, 4, tokenizer)
 
 
 def storeys() -> viz.Picture:
@@ -103,7 +102,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "padding": lambda: viz.padded_batch([1200, 3, 0, 400] * 8, labels=[f"a session, number {i}" for i in range(32)]),
     "sessions": lambda: viz.session_steps([dict.fromkeys(range(k, k + 4), 0) for k in range(500)]),
     "decoder": lambda: viz.decoder(STORY),
-    "bars": lambda: viz.bars({"a": 1, "b": 20}, unit="ms", compare="a", line_at=1),
+    "bars": lambda: viz.bars({"a": 1, "b": 20}, unit="ms", compare="a"),
     "groups": lambda: viz.bars({"x": {"a": 1, "b": 2}, "y": {"a": 1, "c": 2}}, unit="ms", caption="C."),
     "kernels": lambda: viz.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
     "lanes": lambda: viz.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
@@ -160,56 +159,39 @@ def test_the_picture_that_the_documentation_writes_is_drawn() -> None:
     assert [shape.get_width() for shape in named(picture, "request")] == [240, 160]
 
 
-given: Any = viz  # what has the wrong type, too
-MASK = torch.ones(1, 3).bool()
-ROOF = {"flop_per_second": 1e11, "bytes_per_second": 1e10}
-
-
 @pytest.mark.parametrize(
     ("draw", "field"),
     [
-        (lambda: given.slot_map(3), "token_to_kv_pool"),
-        (lambda: given.slot_map(make_pool(4), {"a": [4]}), "owners.*4"),
-        (lambda: given.slot_map(make_pool(4), highlight=[-1]), "highlight.*-1"),
-        (lambda: given.request_rows(make_rows(), {4: 1}), "seq_lens.*4"),
-        (lambda: given.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
-        (lambda: given.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
-        (lambda: given.radix_tree({}), "radix_cache"),
-        (lambda: given.radix_tree(make_tree(), highlight=3), "highlight"),
-        (lambda: given.engine(3), "engine"),
-        (lambda: given.allocator_marks(3), "allocator"),
-        (lambda: given.storeys(make_engine().cache, {"A": [1]}), "cache"),
-        (lambda: given.input_metadata(None), "metadata"),
-        (lambda: given.input_metadata(worked_example(), fields="slots"), "fields.*slots"),
-        (lambda: given.input_metadata(worked_example(), tokens=["a"]), "tokens"),
-        (lambda: given.extend_mask(worked_example(), labels=["a", "b"]), "labels"),
-        (lambda: given.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),
-        (lambda: given.attention_mask(torch.ones(3, 3), prefix_len=0), "mask"),
-        (lambda: given.attention_mask(MASK, prefix_len=1), "mask|prefix_len"),
-        (lambda: given.adapter_rows(make_engine(), "lm_head"), "engine"),
-        (lambda: given.verify_rows(make_engine()), "engine"),
-        (lambda: given.drafted_text([([], [1]), ([5], [6, 7])]), r"passes\[1\]"),
-        (lambda: given.padded_batch([3, -1]), "sessions_or_lens.*-1"),
-        (lambda: given.session_steps([]), "steps"),
-        (lambda: given.bars({"a": -1}, unit="ms"), "values.*-1"),
-        (lambda: given.bars({"a": 1}, unit="ms", compare="b"), "compare='b'"),
-        (lambda: given.lines({"a": ([1, 2], [1])}, x="x", y="y"), "series"),
-        (lambda: given.lines({"a": ([0, 2], [1, 1])}, x="x", y="y", log=True), "series"),
-        (lambda: given.heat_map([[1.5]], ["a"], ["b"]), "values"),
-        (lambda: given.heat_map([[0.5]], ["a", "b"], ["c"]), "values"),
-        (lambda: given.roofline([("a", 1, 0, 1)], **ROOF), r"passes\[0\].*bytes"),
-        (lambda: given.product_roofline({"a": [("T = 1", 0, 1, 1)]}, **ROOF), "products"),
-        (lambda: given.kernel_times({"a": ([("k", "m", 0.0, 2.0)], 1.0)}), "passes"),
-        (lambda: given.lanes([("a", "x", 2, 1)], unit="ms"), r"spans\[0\]"),
-        (lambda: given.replicas({"A": []}), "passes"),
-        (lambda: given.wire([("a", "text")]), r"parts\[0\]"),
-        (lambda: given.decoder("story"), "config"),
-        (lambda: given.split_layer(STORY, 5), "parts=5"),
-        (lambda: given.split_product(np.ones(4), np.ones((4, 6)), np.ones((6, 3)), 4), "parts=4"),
-        (lambda: given.attention_steps([1.0], [[1.0, 2.0]], [[1.0]]), "keys"),
-        (lambda: given.engine_map("kernel"), "here.*kernel"),
+        (lambda: viz.slot_map(make_pool(4), {"a": [4]}), "owners.*4"),
+        (lambda: viz.slot_map(make_pool(4), highlight=[-1]), "highlight.*-1"),
+        (lambda: viz.request_rows(make_rows(), {4: 1}), "seq_lens.*4"),
+        (lambda: viz.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
+        (lambda: viz.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
+        (lambda: viz.block_rows(make_rows(), make_pool(64, 4), 1, 14), "slot"),
+        (lambda: viz.storeys(make_engine().cache, {"A": [1]}), "cache"),
+        (lambda: viz.input_metadata(worked_example(), fields=["slots"]), "fields.*slots"),
+        (lambda: viz.input_metadata(worked_example(), tokens=["a"]), "tokens"),
+        (lambda: viz.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),
+        (lambda: viz.attention_mask(torch.ones(1, 3).bool(), prefix_len=1), "mask"),
+        (lambda: viz.adapter_rows(make_engine(), "lm_head"), "engine"),
+        (lambda: viz.verify_rows(make_engine()), "engine"),
+        (lambda: viz.drafted_text([([], [1]), ([5], [6, 7])]), r"passes\[1\]"),
+        (lambda: viz.padded_batch([3, -1]), "sessions_or_lens.*-1"),
+        (lambda: viz.session_steps([]), "steps"),
+        (lambda: viz.bars({"a": -1}, unit="ms"), "values.*-1"),
+        (lambda: viz.bars({"a": 1}, unit="ms", compare="b"), "compare='b'"),
+        (lambda: viz.lines({"a": ([0, 2], [1, 1])}, x="x", y="y", log=True), "series"),
+        (lambda: viz.heat_map([[1.5]], ["a"], ["b"]), "values"),
+        (lambda: viz.heat_map([[0.5]], ["a", "b"], ["c"]), "values"),
+        (lambda: viz.kernel_times({"a": ([("k", "m", 0.0, 2.0)], 1.0)}), "passes"),
+        (lambda: viz.lanes([("a", "x", 2, 1)], unit="ms"), r"spans\[0\]"),
+        (lambda: viz.replicas({"A": []}), "passes"),
+        (lambda: viz.split_layer(STORY, 3), "3"),
+        (lambda: viz.split_product(np.ones(4), np.ones((4, 6)), np.ones((6, 3)), 4), "parts=4"),
+        (lambda: viz.attention_steps([1.0], [[1.0, 2.0]], [[1.0]]), "keys"),
+        (lambda: viz.engine_map("kernel"), "here.*kernel"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_by_name(draw: Any, field: str) -> None:
+def test_what_would_make_a_wrong_picture_is_refused_by_name(draw: Any, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         draw()

@@ -15,7 +15,7 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
-from nanoinfer.viz.drafted_text import KINDS
+from nanoinfer.viz.drafts import KINDS
 from nanoinfer.viz.palette import BARS, REQUESTS, ROLES, owner_style, request_style
 from tests.helpers.adapters import save_adapter
 from tests.helpers.engines import greedy, make_engine

@@ -13,8 +13,7 @@ const Live = {
   scheduled: false,
   reading: null, // ends the connection
   rests: false, // it has no feed, because it is out of view and another tab of this browser is not
-  loss: null, // in words, from a loss of the connection to the next frame
-  watcher: "", // how the server calls this page's connection
+  isLost: false, // from a loss of the connection to the next frame
 };
 
 // --- what is shown -----------------------------------------------------------------------------------------------------
@@ -99,10 +98,10 @@ new ResizeObserver(drawSoon).observe($("#engine"));
 
 function take(frame) {
   const isOther = frame.key && frame.about.feed !== Live.about?.feed; // a server that has been started anew
-  if (Live.loss !== null) {
+  if (Live.isLost) {
     const missed = plural(Math.max(frame.number - Live.number - 1, 0), "frame");
-    tellState(isOther ? "connected again: the server has started anew" : `connected again${Live.loss}; missed: ${missed}`, "works");
-    Live.loss = null;
+    tellState(isOther ? "connected again: the server has started anew" : `connected again; missed: ${missed}`, "works");
+    Live.isLost = false;
   }
   if (frame.key) {
     if (JSON.stringify(frame.about) !== JSON.stringify(Live.about)) {
@@ -136,13 +135,10 @@ async function follow() {
     try {
       tellState("connecting …", "waits");
       Live.reading = new AbortController();
-      const headers = { Accept: "text/event-stream", ...(Live.watcher && { "X-Watcher": Live.watcher }) };
-      const response = await Session.fetch("live/events", { headers, signal: Live.reading.signal });
-      Live.watcher = response.headers.get("X-Watcher") ?? "";
-      if (Live.loss === null) tellState("connected", "works");
+      const response = await Session.fetch("live/events", { headers: { Accept: "text/event-stream" }, signal: Live.reading.signal });
+      if (!Live.isLost) tellState("connected", "works");
       for await (const { event, data } of eventsOf(response)) {
         if (event === "frame") take(JSON.parse(data));
-        else if (event === "dropped") Live.loss = `: the server had dropped this page, which had read nothing for ${JSON.parse(data).after_seconds} s`;
         wait = 500;
       }
       tellState("The server has ended the feed. Trying again …", "failed");
@@ -151,7 +147,7 @@ async function follow() {
         tellState("resting: another tab of this browser watches", "waits");
         await inView();
         Live.rests = false;
-        if (Live.number !== null) Live.loss = "";
+        Live.isLost = Live.number !== null;
         continue;
       }
       if (error.status === 401) {
@@ -162,7 +158,7 @@ async function follow() {
       }
       tellState(`${error instanceof RefusedError ? error.message : "No connection to the server"}. Trying again …`, "failed");
     }
-    if (Live.number !== null) Live.loss = "";
+    Live.isLost = Live.number !== null;
     await new Promise((resolve) => setTimeout(resolve, wait));
     wait = Math.min(2 * wait, 10_000);
   }

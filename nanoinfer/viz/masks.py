@@ -1,14 +1,16 @@
-"""extend_mask: which new token sees which token of its sequence."""
+"""extend_mask, attention_mask: which new token sees which token of its sequence; and a mask that was computed elsewhere."""
 
 from collections.abc import Sequence
+
+import torch
 
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width
-from nanoinfer.viz.palette import INK, MUTED, ROLES
+from nanoinfer.viz.palette import INK, MUTED, ROLES, request_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import SPACE_NOTE, abridged, check_window, count
+from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 
 MOST_CELLS = 32  # keys drawn one by one, and queries
 MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
@@ -33,7 +35,8 @@ def extend_mask(
     when `tokens` or `labels` are not as many or the window is below 1.
     """
     m = Facts(metadata, tokens, labels)
-    check_window(sliding_window)
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window={sliding_window}: must be at least 1")
     sheet = Sheet(
         title,
         f"What each new token sees in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)",
@@ -195,3 +198,62 @@ class _Mask:
         if prefix > 2 * new:
             sheet.text(x0 + break_x / 2, y + height + 9, "prefix, not to scale", size=TINY, colour=MUTED, ha="center")
         return y + height + 30
+
+
+def attention_mask(
+    mask: torch.Tensor,
+    *,
+    prefix_len: int,
+    sliding_window: int | None = None,
+    wanted: torch.Tensor | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """`mask` bool [new, S], True = sees: the mask of a request's last `new` tokens, the first `prefix_len` of S cached.
+
+    Cells that a causal mask (with `sliding_window=W`: of the last W tokens) would have otherwise are marked as wrong. So
+    are those that `wanted` would have otherwise, if given: the mask that it should be, such as that of a tree of drafts.
+    ValueError when `mask` is no such tensor or more than 32 wide, or `wanted` is not like it.
+    """
+    new, total = mask.shape
+    if mask.dtype is not torch.bool or total != prefix_len + new or not 0 < total <= MOST_CELLS:
+        raise ValueError(
+            f"mask: {mask.dtype} {list(mask.shape)} with prefix_len={prefix_len}: must be bool [new, {prefix_len} + new], "
+            f"at most {MOST_CELLS} wide"
+        )
+    if wanted is None:
+        distance = torch.arange(prefix_len, total)[:, None] - torch.arange(total)
+        wanted = (distance >= 0) & (distance < (sliding_window or total))
+    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)", caption=caption)
+    styles = {
+        "prefix": (request_style(0), "sees; K/V of the request from earlier passes"),
+        "new": (ROLES["new"], "sees; K/V computed in this pass"),
+        "hidden": (ROLES["hidden"], "hidden"),
+        "too much": (ROLES["conflict"], "wrong: sees what it must not"),
+        "too little": (ROLES["leaked"], "wrong: doesn't see what it must"),
+    }
+    kinds = []
+    cell, x0, y = min(24.0, (sheet.right - sheet.left - 40) / total), sheet.left + 40, sheet.y
+    for key in range(total):
+        sheet.text(x0 + (key + 0.5) * cell, y + 5, str(key), size=TINY, colour=MUTED, ha="center")
+    y += 13
+    for row in range(new):
+        top = y + row * cell
+        sheet.text(x0 - 6, top + cell / 2, str(prefix_len + row), size=TINY, colour=MUTED, ha="right")
+        for key in range(total):
+            sees = bool(mask[row, key])
+            kind = "hidden" if not sees else "prefix" if key < prefix_len else "new"
+            if sees != bool(wanted[row, key]):
+                kind = "too much" if sees else "too little"
+            kinds.append(kind)
+            name = f"{prefix_len + row} {key} {kind}"
+            sheet.rect(x0 + key * cell, top, cell, cell, styles[kind][0], edge="#ffffff", name=name)
+    if prefix_len:
+        sheet.line([x0 + prefix_len * cell] * 2, [y - 4, y + new * cell + 3], colour=INK, line=2)
+    sheet.y = y + new * cell + 12
+    sheet.legend([entry for kind, entry in styles.items() if kind in kinds])
+    wrong = ", ".join(f"{kinds.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in kinds)
+    return sheet.picture(
+        f"{count(new, 'query')} × {count(total, 'key')} ({prefix_len} in the prefix): {int(mask.sum())} of {mask.numel()} "
+        f"pairs seen; {wrong or 'as it should be'}."
+    )

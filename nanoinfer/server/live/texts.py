@@ -1,4 +1,4 @@
-"""Excerpts: the tokens from which a frame's texts are made, where prompts may be shown; and the texts themselves."""
+"""Excerpts: the tokens from which texts of a frame and of a node are made, where prompts may be shown; and the texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import numpy as np
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.patch import State
 
 Tokens = tuple[int, ...]
 GAP = " … "
@@ -49,14 +48,14 @@ class Texts:
             return " ".join(map(str, tokens))
         try:
             return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-        except Exception:
-            return UNREADABLE
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # what a tokenizer written in Rust raises when it fails
-                raise
-            return UNREADABLE
+            if (
+                isinstance(error, Exception) or type(error).__name__ == "PanicException"
+            ):  # of a tokenizer written in Rust
+                return UNREADABLE
+            raise
 
-    def add_to(self, state: State, excerpts: Excerpts) -> None:
+    def add_to(self, state: dict[str, Any], excerpts: Excerpts) -> None:
         """Set the field `text` of every node, and `prompt_text` and `output_text` of every request."""
         for number, ends in excerpts.nodes.items():
             state["nodes"][str(number)]["text"] = self._joined(ends)

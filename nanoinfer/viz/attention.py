@@ -1,15 +1,15 @@
-"""attention_steps: attention of one token worked out with small numbers, one line per cached token."""
+"""attention_steps, heat_map: attention of one token worked out with small numbers, and a matrix of shares."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from nanoinfer.viz.lettering import BODY, SMALL, text_width
-from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
+from nanoinfer.viz.lettering import BODY, SMALL, TINY, text_width
+from nanoinfer.viz.palette import DARKEST, INK, MUTED, PAPER, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import checked_texts, count
+from nanoinfer.viz.words import SPACE_NOTE, count, visible
 
 CELL, TALL, GAP = 72.0, 26.0, 30.0
 PLAIN = ROLES["free"]._replace(text=INK)
@@ -23,7 +23,6 @@ def attention_steps(
     values: Any,
     *,
     newest: bool = False,
-    tokens: Sequence[str] | None = None,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
@@ -33,16 +32,14 @@ def attention_steps(
     been appended, computed in this pass; the others were in the cache. `tokens`: the tokens' texts. Raises ValueError when
     the shapes do not fit.
     """
-    query, key, value = (_array(name, given) for name, given in (("q", q), ("keys", keys), ("values", values)))
-    if query.ndim != 1 or not 1 <= len(query) <= MOST_WIDE:
-        raise ValueError(f"q: shape {list(query.shape)}, must be [D] with D from 1 to {MOST_WIDE}")
+    query, key, value = (np.asarray(given, dtype=np.float64) for given in (q, keys, values))
     size = len(query)
-    for name, array in (("keys", key), ("values", value)):
-        if array.ndim != 2 or array.shape[1] != size or not 1 <= len(array) <= MOST or len(array) != len(key):
-            raise ValueError(
-                f"{name}: shape {list(array.shape)}, must be [S, {size}], the same S from 1 to {MOST} for keys and values"
-            )
-    names = checked_texts("tokens", tokens, len(key), "keys") or [f"token {i}" for i in range(len(key))]
+    if key.shape != value.shape or key.shape[1:] != (size,) or not (size <= MOST_WIDE and 1 <= len(key) <= MOST):
+        raise ValueError(
+            f"keys: shapes {[*query.shape]}, {[*key.shape]}, {[*value.shape]}: must be [D], [S, D], [S, D] with D up to "
+            f"{MOST_WIDE} and S from 1 to {MOST}"
+        )
+    names = [f"token {i}" for i in range(len(key))]
     dots = key @ query
     scores = dots / size**0.5
     powers = np.exp(scores - scores.max())
@@ -100,16 +97,6 @@ def attention_steps(
     return sheet.picture(f"q = {_list(query)}; {steps}{appended}; the result is {_list(out)}.")
 
 
-def _array(name: str, given: Any) -> np.ndarray:
-    try:
-        array = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: must be numbers: {error}") from None
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name}: must be finite")
-    return array
-
-
 def _row(sheet: Sheet, x: float, y: float, cell: float, numbers: np.ndarray, style: Style, name: str) -> None:
     for i, number in enumerate(numbers):
         sheet.cell(x + i * cell, y, cell, TALL, style, _short(number), edge="#8a8a8a", name=f"{name} {i}")
@@ -123,3 +110,77 @@ def _short(number: float) -> str:
 
 def _list(numbers: np.ndarray) -> str:
     return "[" + ", ".join(map(_short, numbers)) + "]"
+
+
+def heat_map(
+    values: Any,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    numbers: bool = False,
+    most: float = 1.0,
+    causal: bool = False,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
+
+    `causal`: row i has cells up to column i only, since a token sees none after it. `numbers` have three decimals if `most`
+    is small. Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the
+    keys.
+    Raises ValueError when labels do not fit the shape, or a value is outside 0..1.
+    """
+    matrix = np.asarray(values, dtype=np.float64)
+    if matrix.shape != (len(rows), len(columns)):
+        raise ValueError(f"values: shape {list(matrix.shape)}, must be [{len(rows)}, {len(columns)}] as labelled")
+    if not 0 <= matrix.min() <= matrix.max() <= 1 + 1e-6:
+        raise ValueError(f"values: {matrix.min():g}..{matrix.max():g}, must be in 0..1")
+    sheet = Sheet(title, caption=caption)
+    places = 2 if most > 0.2 else 3
+    across, down = [_label(text) for text in columns], [_label(text) for text in rows]
+    gutter = min(max(text_width(text) for text in down) + 16, 220)
+    x0 = sheet.left + gutter
+    width = min((sheet.right - x0 - 30) / len(across), 64.0)
+    height = 24.0 if len(down) <= 12 else 19.0
+    upright = all(text_width(text, SMALL) <= width - 4 for text in across)
+    headroom = 16 if upright else min(max(text_width(text, SMALL) for text in across), 110) * 0.72 + 12
+    sheet.y += headroom
+    for column, text in enumerate(across):
+        middle = x0 + (column + 0.5) * width
+        if upright:
+            sheet.text(middle, sheet.y - 8, text, size=SMALL, ha="center")
+        else:
+            sheet.text(middle - 2, sheet.y - 5, text, size=SMALL, va="baseline", rotation=45, width=140)
+    for row, text in enumerate(down):
+        sheet.text(x0 - 8, sheet.y + height / 2, text, ha="right", width=gutter - 8)
+        for column in range(min(row + 1, len(across)) if causal else len(across)):
+            share = float(matrix[row, column])
+            label = f"{share:.{places}f}" if numbers and share >= 0.5 * 10**-places else ""
+            sheet.cell(
+                x0 + column * width, sheet.y, width, height, _shade(share / most), label, size=TINY, edge="#d0d0d0",
+                name=f"cell {row} {column}",
+            )  # fmt: skip
+        sheet.y += height
+    sheet.y += 10
+    steps = (0, 0.25, 0.5, 0.75, 1)
+    sheet.legend([(_shade(step), f"{step * most:.3g}{' or more' if step == 1 > most else ''}") for step in steps])
+    if any("·" in text for text in across + down):
+        sheet.caption(SPACE_NOTE, size=TINY)
+    peaks = matrix.argmax(axis=1)
+    alt = "; ".join(
+        f"{text}: largest at {across[column]}, {matrix[row, column]:.2f}"
+        for row, (text, column) in enumerate(zip(down, peaks, strict=True))
+    )
+    return sheet.picture(alt + ".")
+
+
+def _label(text: str) -> str:
+    """A token's text with the space before it shown."""
+    return visible(text) if text != text.strip() else text
+
+
+def _shade(share: float) -> Style:
+    share = min(round(20 * share) / 20, 1.0)  # few colours: a PNG's palette has room for them all
+    white, darkest = (tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for colour in (PAPER, DARKEST))
+    mixed = [round(light + (dark - light) * share) for light, dark in zip(white, darkest, strict=True)]
+    return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.8 else INK if share else MUTED)

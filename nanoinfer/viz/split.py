@@ -1,17 +1,20 @@
-"""split_layer: a decoder layer over several processes: what each has of every matrix, and where they add up."""
+"""split_layer, split_product: matrices over several processes: what each has of every one, and where they add up."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.split import Cut
 from nanoinfer.parallel.shard import Shard, cuts_of
 from nanoinfer.viz.lettering import SMALL
-from nanoinfer.viz.palette import BARS, MUTED, Style
+from nanoinfer.viz.palette import BARS, INK, MUTED, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type
+from nanoinfer.viz.words import count, number
 
-MOST_PARTS = 4
 GUTTER, GAP, HEADS, BAND = 84.0, 24.0, 74.0, 22.0  # widths: of names, between things, of all heads, of what all have
 MOST_HEIGHT = 112.0  # of a matrix
 EDGE, FRAME = "#767676", "#c8c8c8"
@@ -22,11 +25,8 @@ def split_layer(config: ModelConfig, parts: int, *, title: str | None = None, ca
     """A layer of a model with `config` over `parts` processes, by the engine's own rules (nanoinfer/parallel/cuts.py).
 
     From left to right, matrices as [inputs, outputs], to scale. A process has columns of q, k, v, gate and up, and the rows
-    of the output projection and of down that belong to them. ValueError if `parts` is not in 1..4, or cannot split it.
+    of the output projection and of down that belong to them. ValueError if `parts` cannot split it.
     """
-    expect_type("config", config, ModelConfig)
-    if isinstance(parts, bool) or not isinstance(parts, int) or not 1 <= parts <= MOST_PARTS:
-        raise ValueError(f"parts={parts!r}: must be an integer, 1..{MOST_PARTS}")
     shards = [Shard(part, parts) for part in range(parts)]
     for shard in shards:
         shard.own_config(config)
@@ -113,9 +113,9 @@ class _Lanes:
         for part, (shard, middle) in enumerate(zip(shards, self._middles, strict=True)):
             of_queries, of_kv = config.num_attention_heads, config.num_key_value_heads
             rows = (("q", of_queries, shard.part(of_queries), -16), ("K/V", of_kv, shard.kv_heads(of_kv), 4))
-            for name, number, (start, end), below in rows:
-                width = HEADS / number
-                for i in range(number):
+            for name, total, (start, end), below in rows:
+                width = HEADS / total
+                for i in range(total):
                     style, place = BARS[part] if start <= i < end else None, (self._x + i * width, middle + below)
                     self._sheet.rect(
                         *place, width, 12, style, edge=FRAME, name=f"{name} head {part} {i}" if style else ""
@@ -136,3 +136,87 @@ class _Lanes:
 
     def _leave(self, width: float) -> None:
         self._x += width
+
+
+CELL, TALL = 17.0, 17.0  # a cell's largest side; the height of a number
+WIDE = 36.0  # of a number
+NAMES, SPACE = 92.0, 34.0
+
+
+def split_product(
+    x: Any, first: Any, second: Any, parts: int, *, title: str | None = None, caption: str | None = None
+) -> Picture:
+    """`x` [d] @ `first` [d, f] @ `second` [f, d], drawn per process: its columns of `first`, its rows of `second`, and the
+    numbers of its partial sum; below, the sum of all.
+
+    ValueError for `parts` that do not divide f.
+    """
+    vector, one, two = (np.asarray(each, dtype=np.float64) for each in (x, first, second))
+    d, f = one.shape
+    if f % parts:
+        raise ValueError(f"parts={parts}: must divide f={f}")
+    size = f // parts
+    sheet = Sheet(title, "Columns of the first matrix, rows of the second", caption=caption)
+    total, largest = np.zeros(two.shape[1]), vector @ one @ two
+    room = sheet.right - sheet.left - NAMES - 4 * SPACE - WIDE * two.shape[1]
+    cell = min(CELL, room / (d + 2 * f + two.shape[1]))
+    height = cell * max(d, f)
+    x_vector = sheet.left + NAMES
+    x_first = x_vector + cell * d + SPACE
+    x_hidden = x_first + cell * f + SPACE
+    x_second = x_hidden + cell * f + SPACE
+    x_sum = x_second + cell * two.shape[1] + SPACE
+    heads = {x_vector: f"x [{d}]", x_first: f"first [{d}, {f}]", x_hidden: f"h [{f}]"}
+    heads |= {x_second: f"second [{f}, {two.shape[1]}]", x_sum: "its partial sum"}
+    for left, words in heads.items():
+        sheet.text(left, sheet.y + 6, words, size=SMALL, colour=MUTED)
+    sheet.y += 16
+    for part in range(parts):
+        mine, style, middle = range(part * size, (part + 1) * size), BARS[part], sheet.y + height / 2
+        sheet.text(sheet.left, middle, f"process {part}", weight="bold", width=NAMES - 4)
+        cells = partial(_matrix, sheet, middle, cell, style)
+        cells(x_vector, 1, d, lambda r, c: True, f"x {part}")
+        cells(x_first, d, f, lambda r, c, mine=mine: c in mine, f"first {part}")
+        cells(x_hidden, 1, f, lambda r, c, mine=mine: c in mine, f"h {part}")
+        cells(x_second, f, two.shape[1], lambda r, c, mine=mine: r in mine, f"second {part}")
+        for left, sign in ((x_first, "·"), (x_hidden, "="), (x_second, "·"), (x_sum, "=")):
+            sheet.text(left - 18, middle, sign, size=11, ha="center")
+        partial_sum = vector @ one[:, mine.start : mine.stop] @ two[mine.start : mine.stop]
+        total += partial_sum
+        _numbers(sheet, x_sum, middle - TALL / 2, partial_sum, style, f"partial {part}")
+        if part + 1 < parts:
+            sheet.text(x_sum + WIDE * len(partial_sum) / 2, middle + height / 2 + 6, "+", size=11, ha="center")
+        sheet.y += height + 14
+    sheet.line([x_sum, x_sum + WIDE * len(total)], [sheet.y - 4] * 2, colour=INK)
+    sheet.text(x_sum - 18, sheet.y + 10, "=", size=11, ha="center")
+    sheet.text(x_sum - 34, sheet.y + 10, "the sum of all, in every process", size=SMALL, ha="right", colour=MUTED)
+    _numbers(sheet, x_sum, sheet.y + 2, total, Style("#ffffff"), "sum")
+    sheet.y += TALL + 16
+    sheet.legend([(BARS[part], f"process {part}: what it has and computes") for part in range(parts)])
+    off = float(np.abs(total - largest).max())
+    return sheet.picture(
+        f"{count(parts, 'process')}: each has {size} of {f} columns of the first matrix and {size} of {f} rows of the "
+        f"second. The partial sums add up to {', '.join(map(number, total.round(2)))}; "
+        f"the whole product differs by {'nothing' if off < 1e-9 else number(off)}."
+    )
+
+
+def _matrix(
+    sheet: Sheet, middle: float, cell: float, style: Style, x: float, rows: int, columns: int, has: Any, name: str
+) -> None:
+    """A matrix: the cells that a process has are filled, the others only framed."""
+    y = middle - cell * rows / 2
+    for row in range(rows):
+        for column in range(columns):
+            place = x + cell * column, y + cell * row, cell, cell
+            if has(row, column):
+                sheet.rect(*place, style, edge="#ffffff", line=0.6, name=f"{name} {row} {column}")
+            else:
+                sheet.rect(*place, edge="#c8c8c8", line=0.5)
+    sheet.rect(x, y, cell * columns, cell * rows, edge="#767676", line=0.9)
+
+
+def _numbers(sheet: Sheet, x: float, y: float, values: np.ndarray, style: Style, name: str) -> None:
+    for i, value in enumerate(values.tolist()):
+        text = f"{value:.2f}".replace("-", "\u2212")
+        sheet.cell(x + WIDE * i, y, WIDE, TALL, style, text, edge="#b8b8b8", name=f"{name} {i}")

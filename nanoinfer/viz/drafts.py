@@ -1,4 +1,4 @@
-"""verify_rows: a VERIFY pass, token by token: each request's newest token, its drafts, and what becomes of their K/V."""
+"""verify_rows, drafted_text: a VERIFY pass, token by token, and a text whose tokens show which drafts they were."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.facts import last_labels
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, shortened
-from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.lettering import SMALL, TINY, drawable, shortened, text_width
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import count, expect_type, visible
+from nanoinfer.viz.words import SPACE_NOTE, count, visible
 
 MOST_DRAFTS, MOST_ROWS = 6, 24
 CONTEXT = 3  # tokens before the newest one that are drawn
@@ -68,7 +68,6 @@ def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None
 
 
 def _requests(engine: Engine) -> list[_Request]:
-    expect_type("engine", engine, Engine)
     batch = engine.last_batch
     if batch is None or batch.forward_mode is not ForwardMode.VERIFY or batch.prefix_lens is None:
         raise ValueError("engine: its last pass is no VERIFY; only that has drafts")
@@ -163,3 +162,62 @@ def _alt(requests: Sequence[_Request], rows: int) -> str:
         for each in requests
     ]
     return f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(parts)}."
+
+
+MOST_TOKENS = 400
+TOKEN, LINE, GAP = 18.0, 25.0, 5.0  # of a token; from line to line; between two passes
+KINDS: dict[str, tuple[Style, str]] = {
+    "accepted": (BARS[1], "an accepted draft"),
+    "last": (BARS[2], "behind drafts that are all right"),
+    "instead": (BARS[0], "in place of a wrong draft"),
+    "none": (Style(PAPER), "no draft"),
+}
+Passes = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def drafted_text(
+    passes: Passes, tokenizer: Tokenizer | None = None, *, title: str | None = None, caption: str | None = None
+) -> Picture:
+    """The tokens of one request, those of the same pass side by side and a gap between passes.
+
+    `passes`: for each pass its drafts and the tokens that it gave, as token ids. The tokens are the accepted drafts, and
+    then one of the pass's own (none where the request has ended before). Raises ValueError for no passes, for more than 400
+    tokens, and where the tokens cannot have come from such a pass.
+    """
+    kinds = [_kinds(i, drafts, tokens) for i, (drafts, tokens) in enumerate(passes)]
+    number = {kind: sum(each.count(kind) for each in kinds) for kind in KINDS}
+    total = sum(number.values())
+    if not 0 < total <= MOST_TOKENS:
+        raise ValueError(f"passes: have {total} tokens; must be 1..{MOST_TOKENS}")
+    sheet = Sheet(title, f"{count(total, 'token')} from {count(len(passes), 'pass')}", caption=caption)
+    x = sheet.left
+    for i, ((_, tokens), of_pass) in enumerate(zip(passes, kinds, strict=True)):
+        texts = [str(token) if tokenizer is None else visible(token_text(tokenizer, [int(token)])) for token in tokens]
+        widths = [text_width(drawable(text), SMALL) + 7 for text in texts]
+        if x + sum(widths) > sheet.right and x > sheet.left:
+            x, sheet.y = sheet.left, sheet.y + LINE
+        for j, (text, width, kind) in enumerate(zip(texts, widths, of_pass, strict=True)):
+            style = KINDS[kind][0]
+            sheet.rect(x, sheet.y, width, TOKEN, style, edge=GRID, name=f"pass {i} token {j}")
+            sheet.text(x + width / 2, sheet.y + TOKEN / 2, text, size=SMALL, colour=style.text, ha="center")
+            x += width
+        x += GAP
+    sheet.y += LINE + 6
+    sheet.legend([(style, f"{words}: {number[kind]}") for kind, (style, words) in KINDS.items()])
+    if tokenizer is not None:
+        sheet.caption(SPACE_NOTE, size=SMALL)
+    said = ", ".join(f"{words}: {number[kind]}" for kind, (_, words) in KINDS.items())
+    return sheet.picture(f"{count(total, 'token')} from {count(len(passes), 'pass')}. {said}.")
+
+
+def _kinds(i: int, drafts: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """The kind of each token of a pass."""
+    accepted = 0
+    while accepted < min(len(drafts), len(tokens)) and drafts[accepted] == tokens[accepted]:
+        accepted += 1
+    own = len(tokens) - accepted
+    if own > 1:
+        raise ValueError(f"passes[{i}]: {own} tokens are no accepted drafts; a pass gives at most one such token")
+    if not own:
+        return ["accepted"] * accepted
+    return ["accepted"] * accepted + ["none" if not drafts else "last" if accepted == len(drafts) else "instead"]

@@ -1,5 +1,5 @@
-// Draws one frame of a trace. Every method takes the state (player_state.js) and fills one part of the page (player.html). This
-// file draws what happened, the batch and the texts, with draw_basics.js; draw_pools.js draws slots, rows and tree.
+// Draws one frame of a trace, and goes from frame to frame. Every method of Page takes the state (player_state.js) and fills one
+// part of the page (player.html): what happened, the batch and the texts, with draw_basics.js; draw_pools.js draws slots, rows and tree.
 
 class Page extends Drawings {
   constructor(trace, said, replay) {
@@ -116,6 +116,10 @@ class Page extends Drawings {
       "prompt tokens found": [`${cached} of ${prompts}`, ""],
     };
     if (this.trace.engine.drafter.length || drafted) values["drafts accepted"] = [`${accepted} of ${drafted}`, ""];
+    for (const storey of this.engine.storeys ?? []) {
+      const came = [...state.requests.values()].reduce((sum, req) => sum + (req.came?.[storey] ?? 0), 0);
+      values[`from ${STOREYS[storey]}`] = [came.toLocaleString("en"), `o-${storey}`];
+    }
     this.fillCounters(values);
   }
 
@@ -155,6 +159,20 @@ class Page extends Drawings {
     return drafts.map((token, i) => el("span", { class: looks[i], title: titles[looks[i]], text: visible(this.trace.texts[token] ?? ` ${token}`) }));
   }
 
+  // --- timeline ---
+
+  /** Draw the timeline of the whole run. From now on only its cursor moves, and the lanes scroll to those of the pass. */
+  drawTimeline(lanes) {
+    const { frames } = this.replay;
+    const place = placeOn(0, frames.length);
+    const passes = frames.flatMap((frame, i) => (frame.mode ? [{ phase: frame.mode.toLowerCase(), from: i, to: i + 1 }] : []));
+    this.laneOf = this.trace.requests.map((request, index) => this.lane({ index, name: request.name, look: lookOf(request) }, lanes.get(index) ?? [], place));
+    this.timelineLegend([...lanes.values()].flat());
+    $("#timeline .top").append(this.passLane(passes, place));
+    $("#timeline .course").append(...this.laneOf, el("div", { class: "over" }, el("div", { class: "cursor" })));
+    $("#timeline").style.setProperty("--frames", frames.length); // the slider's length follows from it (drawings.css)
+  }
+
   // --- texts ---
 
   drawTexts(state) {
@@ -188,7 +206,8 @@ class Page extends Drawings {
     if (req.status === "waiting" || req.status === "retracted" || req.status === "paused") return "pending";
     if (entry && req.status !== "ended" && position >= entry.start && position < entry.end) return "now";
     if (req.status !== "ended" && position >= req.kvLen) return "pending";
-    return position < req.found ? "cached" : "prompt";
+    const storey = Object.keys(STOREYS).find((name) => position >= req.fetched[name]?.[0] && position < req.fetched[name][1]);
+    return position >= req.found ? "prompt" : storey ? `cached from-${storey}` : "cached";
   }
 }
 
@@ -198,3 +217,129 @@ function dominant(owners) {
   for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
   return [...counts].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0];
 }
+
+// --- slider, buttons, keys, playback, and pointing at things: everything goes through `show(number)` ---
+
+const data = JSON.parse($("#data").textContent);
+const trace = data.trace;
+const replay = new Replay(trace);
+trace.steps = replay.frames.at(-1).step;
+const lanes = survey(replay);
+const page = new Page(trace, data.said, replay);
+const lastFrame = replay.frames.length - 1;
+let current = 0;
+let timer = null;
+
+/** Draw frame `number` (0: the beginning of the trace). */
+function show(number) {
+  current = Math.min(Math.max(number, 0), lastFrame);
+  page.draw(replay.goTo(current), current);
+  const frame = replay.frames[current];
+  $("#slider").value = current;
+  const where = frame.mode ? `step ${frame.step} of ${trace.steps}` : current ? `after step ${frame.step}` : "before the first step";
+  $("#where").textContent = where;
+  $("#slider").setAttribute("aria-valuetext", frame.mode ? `${where}, ${frame.mode}` : where);
+  $("#first").disabled = $("#back").disabled = current === 0;
+  $("#last").disabled = $("#forward").disabled = current === lastFrame;
+  $("#extend").disabled = nextExtend(1) === null;
+  page.light(null);
+}
+
+/** The next frame (direction 1) or the one before (-1) that is an EXTEND pass; null where there is none. */
+function nextExtend(direction) {
+  for (let i = current + direction; i >= 0 && i <= lastFrame; i += direction) if (replay.frames[i].mode === "EXTEND") return i;
+  return null;
+}
+
+// --- playing ---
+
+function play() {
+  if (current === lastFrame) show(0);
+  const tick = () => {
+    show(current + 1);
+    if (current === lastFrame) pause();
+    else timer = setTimeout(tick, 1000 / Number($("#speed").value));
+  };
+  timer = setTimeout(tick, 1000 / Number($("#speed").value));
+  $("#play").setAttribute("aria-pressed", "true");
+  $("#play").setAttribute("aria-label", "Pause");
+  $("#sentence").setAttribute("aria-live", "off"); // a screen reader could not keep up
+}
+
+function pause() {
+  clearTimeout(timer);
+  timer = null;
+  $("#play").setAttribute("aria-pressed", "false");
+  $("#play").setAttribute("aria-label", "Play");
+  $("#sentence").setAttribute("aria-live", "polite");
+}
+
+function go(number) {
+  pause();
+  if (number !== null) show(number);
+}
+
+$("#slider").max = lastFrame;
+$("#slider").addEventListener("input", () => go(Number($("#slider").value)));
+$("#first").addEventListener("click", () => go(0));
+$("#back").addEventListener("click", () => go(current - 1));
+$("#forward").addEventListener("click", () => go(current + 1));
+$("#last").addEventListener("click", () => go(lastFrame));
+$("#extend").addEventListener("click", () => go(nextExtend(1)));
+$("#play").addEventListener("click", () => (timer === null ? play() : pause()));
+$("#timeline").addEventListener("click", (event) => {
+  const track = event.target.closest("#timeline .lanes") && $("#timeline .track").getBoundingClientRect();
+  if (!track || event.clientX < track.left || event.target.closest("input")) return;
+  go(Math.floor(((event.clientX - track.left) / track.width) * replay.frames.length));
+});
+
+const KEYS = {
+  ArrowLeft: () => go(current - 1),
+  ArrowRight: () => go(current + 1),
+  ArrowUp: () => go(nextExtend(-1)),
+  ArrowDown: () => go(nextExtend(1)),
+  Home: () => go(0),
+  End: () => go(lastFrame),
+  " ": () => (timer === null ? play() : pause()),
+};
+
+// A control that got the focus from the keyboard keeps its keys: space presses a button, and arrows choose the speed. After a
+// click the focus stays on the clicked control, but space plays the run again.
+let clicked = null;
+document.addEventListener("pointerdown", (event) => (clicked = event.target.closest("button, select")));
+document.addEventListener("focusin", (event) => event.target !== clicked && (clicked = null));
+$("#speed").addEventListener("change", (event) => event.target === clicked && event.target.blur());
+
+const forControl = (event) => {
+  const control = event.target.closest(event.key === " " ? "#controls button, select" : "select");
+  return control !== null && (control !== clicked || event.key !== " ");
+};
+document.addEventListener("keydown", (event) => {
+  if (!KEYS[event.key] || forControl(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  if (event.key !== " " || !event.repeat) KEYS[event.key]();
+});
+// Firefox presses a button when the space key comes up again.
+document.addEventListener("keyup", (event) => event.key === " " && !forControl(event) && event.preventDefault());
+
+// What the looks of a request's text mean: those of the storeys behind that of the tree.
+for (const storey of (trace.engine.storeys ?? []).toReversed()) {
+  $("#texts-title .cached").after(" · ", el("span", { class: `cached from-${storey}`, text: `from ${STOREYS[storey]}` }));
+}
+
+page.followPointer();
+$("#run").textContent =
+  `${plural(trace.requests.length, "request")}, ${plural(trace.steps, "step")} · ${plural(trace.engine.max_total_tokens, "slot")}` +
+  ` · ${plural(trace.engine.max_running_requests, "row")} · page_size ${trace.engine.page_size} · ${trace.engine.schedule_policy}` +
+  (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "") +
+  (trace.engine.drafter.length ? ` · drafter ${trace.engine.drafter.join(", ")} (up to ${plural(trace.engine.num_draft_tokens, "draft")})` : "");
+page.drawTimeline(lanes);
+page.layOutSlots();
+new ResizeObserver(() => {
+  const before = page.grid;
+  page.layOutSlots();
+  if (page.grid !== before && page.state) page.drawSlots(page.state);
+  if (page.state) page.followPass(page.lanesToFollow());
+}).observe($("#slots .grid"));
+show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
+window.player = { show, play, pause, replay, page, get current() { return current; } };

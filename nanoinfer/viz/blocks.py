@@ -1,0 +1,294 @@
+"""block_rows, hashed_blocks, storeys: a request in blocks, prompts as hashed blocks, and which storey has which block."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from nanoinfer.cache.block_events import block_hashes
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width, wrapped
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.words import checked_lens, count, runs, visible_ends
+
+GUTTER, TALL = 92.0, 22.0
+FREE, OTHERS, EMPTY = ROLES["free"], ROLES["in_use"], ROLES["padding"]
+
+
+def block_rows(
+    req_to_token_pool: ReqToTokenPool,
+    token_to_kv_pool: TokenToKVPool,
+    row: int,
+    length: int,
+    *,
+    new: int = 0,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """The request in `row`, with `length` tokens, the last `new` of them computed in this pass.
+
+    Above, its row: a slot per token. Below it, its block table: a block per `page_size` tokens, with the offsets. Last, all
+    slots of the pool, block by block. Raises ValueError when `row` or `length` is out of range, or a token is not at the
+    offset where a block table has it.
+    """
+    rows, pool = req_to_token_pool.req_to_token, token_to_kv_pool
+    checked_lens("row", {row: length}, len(rows), rows.shape[1])
+    size = pool.page_size
+    slots = rows[row, :length].numpy().astype(np.int64)
+    table = _block_table(slots, size)
+    label = f"request {row}"
+    style = owner_style(label, row)
+    sheet = Sheet(title, f"{label}: its row, its block table, and the buffer in blocks of {size}", caption=caption)
+    looks = [ROLES["new"] if n >= length - new else style for n in range(length)]
+    _row_and_table(sheet, slots, table, looks, style, size)
+    _buffer(sheet, pool, slots, table, looks)
+    entries: list[tuple[Look, str]] = [(style, f"{label}: its tokens")]
+    if new:
+        entries.append((ROLES["new"], "computed in this pass"))
+    if len(table) * size > length:
+        entries.append((EMPTY, "the request's, still empty"))
+    others = pool.size - pool.available_size() - len({*table}) * size
+    entries += [(OTHERS, "in use by others")] * (others > 0) + [(FREE, "free")] * (pool.available_size() > 0)
+    sheet.legend(entries)
+    blocks = ", ".join(map(str, table))
+    last = f", the last {count(new, 'token')} computed in this pass" if new else ""
+    return sheet.picture(
+        f"{label} has {count(length, 'token')} in slots {runs(slots, 8)}{last}; its block table is [{blocks}] with blocks "
+        f"of {size} slots; the buffer has {count(pool.size // size, 'block')}."
+    )
+
+
+def _block_table(slots: np.ndarray, size: int) -> list[int]:
+    """The blocks of a row of slots. ValueError where a token's slot is not at its offset of its block."""
+    blocks = slots[::size] // size
+    wanted = blocks.repeat(size)[: len(slots)] * size + np.arange(len(slots)) % size
+    for n in np.flatnonzero(wanted != slots)[:1]:
+        raise ValueError(
+            f"req_to_token_pool: token {n} is in slot {slots[n]}, must be in {wanted[n]}: a block table lists whole "
+            f"blocks of page_size={size}"
+        )
+    return [int(block) for block in blocks]
+
+
+def _row_and_table(
+    sheet: Sheet, slots: np.ndarray, table: list[int], looks: list[Style], style: Style, size: int
+) -> None:
+    width = min((sheet.right - sheet.left - GUTTER) / (len(table) * size), 34.0)
+    x0, y = sheet.left + GUTTER, sheet.y
+    for text, middle in (("index n", 7.0), ("its row", 27.0), ("block table", 61.0), ("offset n % P", 82.0)):
+        bold = "bold" if text in ("its row", "block table") else "normal"
+        sheet.text(sheet.left, y + middle, text, size=SMALL, weight=bold, colour=INK if bold == "bold" else MUTED)
+    for n in range(len(table) * size):
+        x, used = x0 + n * width, n < len(slots)
+        middle = x + width / 2
+        if used:
+            sheet.text(middle, y + 7, str(n), size=TINY, colour=MUTED, ha="center")
+            sheet.cell(x, y + 16, width, TALL, looks[n], str(slots[n]), edge=GRID, name=f"row {n}")
+            sheet.text(middle, y + 82, str(n % size), size=TINY, colour=MUTED, ha="center")
+    for i, block in enumerate(table):
+        x, text = x0 + i * size * width, f"block {block}" if size * width > 44 else str(block)
+        sheet.cell(x, y + 50, size * width, TALL, style, text, edge=INK, name=f"table {i}")
+    sheet.y = y + 98
+
+
+def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[int], looks: list[Style]) -> None:
+    size, x0 = pool.page_size, sheet.left + GUTTER
+    number_of = {int(slot): n for n, slot in enumerate(slots)}
+    empty = {block * size + offset for block in table for offset in range(size)} - number_of.keys()
+    free = set(pool.free_slots().tolist())
+    gap, cell = 8.0, 22.0
+    per_line = max(1, int((sheet.right - x0 + gap) // (size * cell + gap)))
+    if size * cell > sheet.right - x0:
+        per_line, cell = 1, (sheet.right - x0) / size
+    sheet.text(sheet.left, sheet.y + 7, "the buffer", size=SMALL, weight="bold")
+    sheet.text(sheet.left, sheet.y + 22, f"[{pool.size // size}, {size}, ...]", size=SMALL, colour=MUTED)
+    for block in range(pool.size // size):
+        x = x0 + block % per_line * (size * cell + gap)
+        if block and block % per_line == 0:
+            sheet.y += 42
+        bold = "bold" if block in table else "normal"
+        sheet.text(x, sheet.y + 7, f"{'block ' if size * cell > 44 else ''}{block}", size=TINY, weight=bold)
+        for offset in range(size):
+            slot = block * size + offset
+            look = EMPTY if slot in empty else FREE if slot in free else OTHERS
+            if slot in number_of:
+                look = looks[number_of[slot]]
+            place = x + offset * cell, sheet.y + 14
+            sheet.cell(*place, cell, TALL, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
+        if block in table:
+            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4, over=True)
+    sheet.y += 50
+
+
+BOX, BOX_PITCH, ARROW = 56.0, 64.0, 16.0
+LINES, LINE = 3, 10.5  # of a block's text
+MOST_BLOCKS = 5
+PLAIN = ROLES["free"]._replace(text=INK)
+
+
+def hashed_blocks(
+    prompts: Mapping[str, Sequence[int]],
+    block_size: int,
+    tokenizer: Tokenizer,
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """A row per prompt (label → token ids), a box per complete block, with its text and the first digits of its hash. An
+    arrow goes from each block to the one whose hash covers it.
+
+    Blocks that several prompts have are framed.
+    """
+    hashes = {label: block_hashes(tokens, block_size) for label, tokens in prompts.items()}
+    seen = [block for of in hashes.values() for block in of]
+    shared = {block for block in seen if seen.count(block) > 1}
+    sheet = Sheet(title, f"Blocks of {block_size} tokens", caption=caption)
+    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    columns = min(max(len(of) for of in hashes.values()), MOST_BLOCKS) + 1
+    width = min((sheet.right - sheet.left - gutter) / columns - ARROW, 190.0)
+    for label, tokens in prompts.items():
+        y, x = sheet.y, sheet.left + gutter
+        sheet.text(x - 8, y + BOX / 2, label, ha="right", width=gutter - 8)
+        of = hashes[label]
+        for i, block in enumerate(of[:MOST_BLOCKS]):
+            text = visible_ends(tokenizer.decode(list(tokens[i * block_size : (i + 1) * block_size])))
+            _block(sheet, x, y, width, text, block, block in shared, f"{label} block {i}")
+            if i + 1 < len(of):
+                sheet.arrow([x + width, x + width + ARROW], [y + BOX / 2] * 2, colour=MUTED, line=1.0)
+            x += width + ARROW
+        _rest(sheet, x, y, width, len(of), len(tokens) % block_size)
+        sheet.y += BOX_PITCH
+    sheet.y += 2
+    marked = "marked: a block that several prompts have"
+    entries = [(ROLES["highlight"], marked)] if shared else []
+    sheet.legend(
+        [*entries, (ROLES["leftover"], "not in use: too few tokens for a block, so without a hash")], outline=[marked]
+    )
+    said = [
+        f"{label}: {count(len(of), 'block')} ({', '.join(map(_short, of[:MOST_BLOCKS]))}"
+        f"{', …' if len(of) > MOST_BLOCKS else ''}), {count(sum(b in shared for b in of), 'block')} shared"
+        for label, of in hashes.items()
+    ]
+    return sheet.picture("; ".join(said) + ".")
+
+
+def _block(sheet: Sheet, x: float, y: float, width: float, text: str, block: int, is_shared: bool, name: str) -> None:
+    sheet.rect(x, y, width, BOX, PLAIN, edge="#8a8a8a", name=name)
+    if is_shared:
+        sheet.rect(x + 1.5, y + 1.5, width - 3, BOX - 3, edge=ROLES["highlight"].face, line=2, name=f"shared {name}")
+    lines = wrapped(text, width - 10, TINY)
+    lines = [*lines[: LINES - 1], " ".join(lines[LINES - 1 :])]
+    for i, line in enumerate(lines):
+        sheet.text(x + width / 2, y + 10 + LINE * i, line, size=TINY, ha="center", width=width - 8)
+    sheet.text(x + width / 2, y + BOX - 11, _short(block), size=SMALL, ha="center", weight="bold")
+
+
+def _rest(sheet: Sheet, x: float, y: float, width: float, blocks: int, rest: int) -> None:
+    """What is not drawn, or makes no block."""
+    if blocks > MOST_BLOCKS:
+        sheet.text(x + 4, y + BOX / 2, f"… {count(blocks - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
+    elif rest:
+        room = min(width, 70.0)
+        sheet.rect(x, y, room, BOX, ROLES["leftover"], edge="#b8b8b8", dashed=True, name="rest")
+        sheet.text(x + room / 2, y + BOX / 2, count(rest, "token"), size=TINY, ha="center", colour=MUTED)
+
+
+def _short(block: int) -> str:
+    """The first 16 of a hash's 64 bits."""
+    return f"{block >> 48:04x}"
+
+
+POOL, HOST, FILES = ROLES["tree"], BARS[1], BARS[0]
+LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
+
+
+def storeys(
+    cache: CacheManager,
+    prompts: Mapping[str, Sequence[int]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """Per prompt (label → token ids), a line for each storey that `cache` has, with what it holds of these tokens: the pool
+    any number of the first ones, host memory and files blocks. Looking counts as no use.
+
+    ValueError for a cache without storeys below its pool.
+    """
+    if cache.storey is None:
+        raise ValueError("cache: has no storey below its pool (see host_cache_tokens and cache_dir)")
+    held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
+    sheet = Sheet(title, "Where K/V is", caption=caption)
+    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    x0, size = sheet.left + gutter + NAMES, cache.storey.block_size
+    token = (sheet.right - x0 - 50) / max(len(tokens) for tokens in prompts.values())
+    for label, tokens in prompts.items():
+        lines = held[label]
+        sheet.text(sheet.left, sheet.y + LINE_PITCH * len(lines) / 2, label, width=gutter - 8)
+        for name, (parts, style) in lines.items():
+            sheet.text(x0 - 8, sheet.y + LINE_HEIGHT / 2, name, size=SMALL, ha="right", colour=MUTED)
+            sheet.rect(x0, sheet.y, token * len(tokens), LINE_HEIGHT, edge=GRID, dashed=True)
+            for begin, end in parts:
+                sheet.rect(
+                    x0 + token * begin,
+                    sheet.y,
+                    token * (end - begin),
+                    LINE_HEIGHT,
+                    style,
+                    edge=GRID,
+                    name=f"{label} {name}",
+                )
+            total = sum(end - begin for begin, end in parts)
+            sheet.text(x0 + token * len(tokens) + 7, sheet.y + LINE_HEIGHT / 2, str(total), size=SMALL)
+            sheet.y += LINE_PITCH
+        ends = [len(tokens), *(end for _, end in lines["pool"][0])]
+        for at in _apart([*ends, *range(0, len(tokens), size)], token):
+            sheet.text(x0 + token * at, sheet.y + 4, str(at), size=TINY, colour=MUTED, ha="center")
+        sheet.y += GAP + 4
+    words = {"pool": "in the radix tree", "host memory": "in host memory", "files": "in files"}
+    kinds = {name: style for lines in held.values() for name, (_, style) in lines.items()}
+    sheet.legend([(style, words[name]) for name, style in kinds.items()])
+    said = [
+        f"{label}, {count(len(prompts[label]), 'token')}: "
+        + ", ".join(f"{name} {_spans(parts)}" for name, (parts, _) in lines.items())
+        for label, lines in held.items()
+    ]
+    return sheet.picture("; ".join(said) + ".")
+
+
+Parts = list[tuple[int, int]]  # first token, and the one behind the last
+
+
+def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, tuple[Parts, Style]]:
+    """What each storey holds of the tokens. Neighbouring blocks are parts of their own."""
+    in_pool, _ = cache.radix_cache.peek_prefix(tokens, None)
+    host = cache.storey
+    starts = range(0, len(tokens) - len(tokens) % host.block_size, host.block_size)
+    lines: dict[str, tuple[Parts, Style]] = {"pool": ([(0, in_pool)] if in_pool else [], POOL)}
+    for name, storey, style in (("host memory", host.index, HOST), ("files", host.below, FILES)):
+        if storey is not None:
+            at = [start for start in starts if storey.reach(tokens[: start + host.block_size], None, start) > start]
+            lines[name] = [(start, start + host.block_size) for start in at], style
+    return lines
+
+
+def _apart(positions: Sequence[int], token: float) -> list[int]:
+    """Those positions whose numbers don't touch one that comes before them in the list; `token`: pixels per token."""
+    apart = list[int]()
+    for at in positions:
+        if all(2 * token * abs(at - other) > text_width(f"{at}{other}", TINY) + 8 for other in apart):
+            apart.append(at)
+    return apart
+
+
+def _spans(parts: Parts) -> str:
+    """Neighbouring parts as one: "0..31 and 48..63"."""
+    spans = Parts()
+    for begin, end in parts:
+        if spans and spans[-1][1] == begin:
+            spans[-1] = spans[-1][0], end
+        else:
+            spans.append((begin, end))
+    return " and ".join(f"{begin}..{end - 1}" for begin, end in spans) or "nothing"

@@ -1,0 +1,162 @@
+"""session_steps, padded_batch: which sessions had a row in which decode pass, and what padding them wastes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanoinfer.sessions.inference import InferenceSession
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, owner_style, request_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.words import abridged, count, num_bytes, percent
+
+MOST_ROWS = 24
+HEIGHT = 19.0
+
+
+def session_steps(
+    steps: Sequence[Mapping[int, int]],
+    *,
+    max_rows: int | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """Requests (down) × decode passes (across), filled where the request was computed; below, the rows of each pass.
+
+    `steps`: what `OfflineScheduler.step` returned, {request id: token id}, in order; {} is a step without a pass.
+    `max_rows`: rows that a pass may have; what is not used of them is drawn, too. Raises ValueError for no steps, and for a
+    pass with more rows than `max_rows`.
+    """
+    ids = sorted({request_id for step in steps for request_id in step})
+    if not ids:
+        raise ValueError("steps: must have at least one with a token")
+    rows = [len(step) for step in steps]
+    if max_rows is not None and max(rows) > max_rows:
+        raise ValueError(f"max_rows={max_rows}: steps[{rows.index(max(rows))}] has {max(rows)} rows")
+    names = {request_id: f"request {request_id}" for request_id in ids}
+
+    sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)
+    x0 = sheet.left + min(max(text_width(text) for text in [*names.values(), "rows in the pass"]), 220) + 12
+    width = min((sheet.right - x0 - 8) / len(steps), 34.0)
+    every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
+    sheet.text(x0 - 8, sheet.y + 6, "decode pass", ha="right", size=SMALL, colour=MUTED)
+    for i in range(0, len(steps), every):
+        sheet.text(x0 + (i + 0.5) * width, sheet.y + 6, str(i + 1), ha="center", size=TINY, colour=MUTED)
+    sheet.y += 16
+    edge = "#ffffff" if width > 10 else None
+    for place in abridged(len(ids), MOST_ROWS):
+        if place is None:
+            sheet.text(x0 - 8, sheet.y + 7, "…", ha="right")
+            sheet.y += 16
+            continue
+        request_id = ids[place]
+        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, names[request_id], ha="right", width=220)
+        for i, step in enumerate(steps):
+            if request_id in step:
+                name = f"request {request_id} pass {i + 1}"
+                sheet.rect(x0 + i * width, sheet.y, width, HEIGHT, request_style(request_id), edge=edge, name=name)
+        sheet.line([x0, x0 + len(steps) * width], [sheet.y + HEIGHT + 1.5] * 2, colour=GRID, line=0.3)
+        sheet.y += HEIGHT + 3
+    _rows(sheet, rows, max_rows, x0, width)
+    passes = sum(1 for number in rows if number)
+    used = f", {sum(rows)} of {passes * max_rows} possible rows used" if max_rows is not None else ""
+    first = {request_id: next(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
+    last = {request_id: max(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
+    spans = ", ".join(f"{names[r]} in passes {first[r]}-{last[r]}" for r in ids[:12])
+    more = f" and {len(ids) - 12} more" if len(ids) > 12 else ""
+    return sheet.picture(
+        f"{count(len(ids), 'request')}, {passes} decode passes with {min(rows)} to {max(rows)} rows, "
+        f"{sum(rows) / max(passes, 1):.1f} on average{used}: {spans}{more}."
+    )
+
+
+def _rows(sheet: Sheet, rows: Sequence[int], max_rows: int | None, x0: float, width: float) -> None:
+    """The number of rows of each pass as bars, upside on a line; above them what could have been."""
+    top, most = sheet.y + 10, max_rows or max(rows)
+    unit = min(56 / most, 14.0)
+    base = top + most * unit
+    sheet.text(x0 - 8, (top + base) / 2, "rows in the pass", ha="right", size=SMALL, colour=MUTED)
+    for i, number in enumerate(rows):
+        x = x0 + i * width
+        if max_rows is not None:
+            sheet.rect(x, top, width, (most - number) * unit, ROLES["padding"], name=f"unused pass {i + 1}")
+        sheet.rect(x, base - number * unit, width, number * unit, ROLES["in_use"], name=f"rows pass {i + 1}")
+        if width >= 14 and number:
+            sheet.text(x + width / 2, base - number * unit / 2, str(number), ha="center", size=TINY)
+    sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
+    sheet.y = base + 10
+    if max_rows is not None:
+        sheet.legend([(ROLES["in_use"], "rows used"), (ROLES["padding"], f"rows not used, of {max_rows}")])
+
+
+MOST_CELLS = 40
+MOST_SESSIONS = 24
+
+
+def padded_batch(
+    sessions_or_lens: Sequence[InferenceSession] | Sequence[int],
+    *,
+    labels: Sequence[str] | None = None,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
+
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row. Raises
+    ValueError for negative lengths and for none.
+    """
+    lens, bytes_per_token = _lens(sessions_or_lens)
+    names = list(labels) if labels is not None else [f"session {i}" for i in range(len(lens))]
+    longest, used = max(lens), sum(lens)
+    cells = longest * len(lens)
+    sheet = Sheet(
+        title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", caption=caption
+    )
+    gutter = min(max(text_width(name) for name in names) + 12, 200)
+    room = sheet.right - sheet.left - gutter - 150
+    x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
+    for i, (name, length) in enumerate(list(zip(names, lens, strict=True))[:MOST_SESSIONS]):
+        sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
+        if longest <= MOST_CELLS:
+            for k in range(longest):
+                look = owner_style(name, i) if k < length else ROLES["padding"]
+                sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
+        else:
+            sheet.rect(x0, sheet.y, length * width, 20, owner_style(name, i), name=f"row {i} used")
+            sheet.rect(
+                x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
+            )
+        padding = longest - length
+        use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
+        sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
+        sheet.y += 24
+    end = x0 + longest * width
+    sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)
+    sheet.text((x0 + end) / 2, sheet.y + 15, f"longest: {longest:,}", size=SMALL, ha="center", colour=MUTED)
+    sheet.y += 30
+    if len(lens) > MOST_SESSIONS:
+        sheet.caption(f"… and {count(len(lens) - MOST_SESSIONS, 'more row')}.")
+    in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
+    sheet.legend(
+        [
+            (
+                owner_style(names[0], 0),
+                f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}",
+            ),
+            (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
+        ]
+    )
+    alt = (
+        f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
+        f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
+    )
+    return sheet.picture(alt)
+
+
+def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
+    """Tokens per row, and bytes of K/V per token (0: unknown)."""
+    if given and hasattr(given[0], "kv_len"):
+        return [session.kv_len for session in given], given[0].engine.kv_bytes_per_token
+    if min(given, default=-1) < 0:
+        raise ValueError(f"sessions_or_lens={given!r}: must have a row, and no negative length")
+    return [int(length) for length in given], 0
