@@ -75,8 +75,7 @@ class Checkpoint:
     """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers.
 
     `decode_parameters`: the parameters that one decode step of one request reads. These are all of them, except an
-    embedding table that is not also the head: a token reads only one row of it. `layer_parameters`: those without the head,
-    which a prompt's tokens are multiplied by.
+    embedding table that is not also the head: a token reads only one row of it.
     """
 
     path: str
@@ -84,7 +83,6 @@ class Checkpoint:
     dtype: str
     parameters: int
     decode_parameters: int
-    layer_parameters: int
     vocab_size: int
     context_len: int
 
@@ -115,7 +113,6 @@ class Checkpoint:
             dtype,
             sum(sizes.values()),
             sum(sizes.values()) - (0 if tied else table),
-            sum(sizes.values()) - (table if tied else 2 * table),
             config["vocab_size"],
             config["max_position_embeddings"],
         )

@@ -12,10 +12,11 @@ messages per sum, one after the other, each with a k-th of the tokens' hidden st
 These are the best that the hardware could do: attention, norms, sampling and starting kernels take no time here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from nanoinfer.terminal import filled, side_by_side
+from nanoinfer.bench.tables import table
 
 MEMORY, MULTIPLY = 3.35e12, 989e12  # bytes and operations per second, of one device
 DEVICE_BYTES = 80e9
@@ -102,26 +103,13 @@ def _result(model: PaperModel, devices: int, link: Link | None) -> PaperResult:
     return PaperResult(model.name, devices, "" if link is None else link.name, *figures(1), *figures(PROMPT), fits)
 
 
-def format_paper(results: Sequence[PaperResult], limit: int | None = None) -> str:
-    """The results as a table, in lines of at most `limit` characters."""
+def format_paper(results: Sequence[Mapping[str, Any]]) -> str:
+    """The results as a table."""
     heads = ("on paper", "devices", "link", "decode ms", "gain", "sums", "prefill ms", "gain", "sums", "")
-    rows = [
-        (
-            r.model,
-            str(r.devices),
-            r.link or "-",
-            f"{r.decode_ms:.2f}",
-            f"{r.decode_gain:.2f}",
-            f"{r.decode_sums_share:.0%}",
-            f"{r.prefill_ms:.2f}",
-            f"{r.prefill_gain:.2f}",
-            f"{r.prefill_sums_share:.0%}",
-            "" if r.fits else "does not fit",
-        )
-        for r in results
-    ]
-    columns = [list(column) for column in zip(heads, *rows, strict=True)]
-    for i in (1, *range(3, 9)):
-        columns[i] = [cell.rjust(max(map(len, columns[i]))) for cell in columns[i]]
-    legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)
-    return f"{side_by_side(columns, limit)}\n\n{legend}"
+    rows = []
+    for each in results:
+        row = [each["model"], str(each["devices"]), each["link"] or "–"]
+        for kind in ("decode", "prefill"):
+            row += [f"{each[f'{kind}_ms']:.2f}", f"{each[f'{kind}_gain']:.2f}", f"{each[f'{kind}_sums_share']:.0%}"]
+        rows.append([*row, "" if each["fits"] else "does not fit"])
+    return f"{table(heads, rows)}\n\n{LEGEND}"

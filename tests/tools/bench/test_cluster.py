@@ -1,5 +1,6 @@
 """`bench cluster`: what it sends, what it counts, and that kept cells are not measured again. Traffic itself needs Ray."""
 
+import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
@@ -9,13 +10,10 @@ from random import Random
 
 import pytest
 
-from nanoinfer.bench.cluster import command
-from nanoinfer.bench.cluster.figures import Figures, figures_of
-from nanoinfer.bench.cluster.infinite_cache import InfiniteCache
-from nanoinfer.bench.cluster.session import run, table
-from nanoinfer.bench.cluster.setups import SLEEPING_VOCABULARY, setups
-from nanoinfer.bench.cluster.traffic import Exchange
-from nanoinfer.bench.cluster.workloads import WORKLOADS, Size, burst, chat
+from nanoinfer.bench import command
+from nanoinfer.bench.cluster.figures import Figures, InfiniteCache, figures_of
+from nanoinfer.bench.cluster.session import POLICIES, SLEEPING_VOCABULARY, format_cells, run, setups
+from nanoinfer.bench.cluster.traffic import WORKLOADS, Exchange, Size, burst, chat, run_traffic
 from nanoinfer.cli.main import main
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -68,7 +66,7 @@ def test_figures_count_hits_waits_and_what_is_wrong() -> None:
 
 def test_the_table_has_medians_and_spreads_of_rounds_and_everything_that_failed() -> None:
     rounds = [ONE, replace(ONE, ttft_p50=0.2, failed=1), replace(ONE, ttft_p50=0.9, hit_rate=0.9, failed=2)]
-    *_, row = table([*rounds, replace(ONE, setup="sleep")]).splitlines()
+    *_, row = format_cells([*rounds, replace(ONE, setup="sleep")]).splitlines()
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         *("threads", "chat", "prefix", "50.0%", "0.62"),
         *("200 (100–900)", "300 (300–300)", "200 (200–200)", "3", "0", "3"),
@@ -102,6 +100,23 @@ def test_what_one_engine_answers_is_what_cells_are_compared_with() -> None:
     alone = [output.token_ids for output in LLM("story").generate(prompts, params, use_tqdm=False)]
     assert known["threads"].answers(prompts, [3, 3]) == alone
     assert known["sleep"].answers([[5, SLEEPING_VOCABULARY - 2]], [3]) == [[SLEEPING_VOCABULARY - 1, 0, 1]]
+
+
+def test_sessions_are_held_over_http_and_each_turn_has_the_answers_before_it() -> None:
+    assert tuple(POLICIES) == command.POLICY_NAMES
+    llm = LLM("story", max_running_requests=4)
+    size = Size(seconds=0.01, chats=2, systems=1, system=20, question=5, answer=4, turns=2)
+    server = llm.serve(port=0)
+    try:
+        exchanges = asyncio.run(run_traffic(int(server.url.rpartition(":")[2]), "story", chat(size, 0)))
+    finally:
+        server.stop()
+    assert [each.error for each in exchanges] == [None] * 4
+    answers = setups("story")["threads"].answers([each.prompt for each in exchanges], [4] * 4)
+    assert [each.output for each in exchanges] == answers
+    assert sorted(len(each.prompt) for each in exchanges) == [25, 25, 34, 34]
+    assert all(each.sent < each.first_token <= each.end for each in exchanges)
+    assert sum(each.cached_tokens for each in exchanges) > 0
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--rounds"])

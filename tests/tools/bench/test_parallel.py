@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nanoinfer import LLM
-from nanoinfer.bench.parallel import WAYS, bench_parallel, format_parallel
-from nanoinfer.bench.parallel_on_paper import KNOWN, LINKS, PaperModel, format_paper, on_paper, pass_seconds
+from nanoinfer.bench.parallel import WAYS, bench_parallel
+from nanoinfer.bench.parallel_on_paper import KNOWN, LINKS, PaperModel, on_paper, pass_seconds
 from nanoinfer.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -35,19 +35,13 @@ def test_each_way_serves_the_same_tokens_and_threads_are_put_back(
     assert all(0 < share < 1 for share in (*shares[1], *shares[3]))
     assert 0.5 < found[1]["weights_mib"] / found[0]["weights_mib"] < 0.55, "norms are whole in each"
     assert {each["model"] for each in results["on_paper"]} == {"story", "Llama 3.1 8B", "Llama 3.1 70B"}
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["parallel", "prefill"]
-    assert lines[2].startswith("2 processes, 1 thread each")
+    assert "2 processes, 1 thread each" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("field", ["num_requests", "prompt_tokens", "new_tokens", "rounds"])
 def test_sizes_out_of_range_are_refused_before_anything_is_loaded(field: str) -> None:
-    with pytest.raises(ValueError, match=f"^{field}=0: must be at least"):
+    with pytest.raises(ValueError, match=f"{field}=0"):
         bench_parallel("no such model", **{field: 0})
-
-
-def test_a_table_says_what_its_columns_mean() -> None:
-    assert "two all-reduces per layer" in format_parallel([])
 
 
 def test_on_paper_a_pass_takes_what_data_sheets_say() -> None:
@@ -71,9 +65,8 @@ def test_on_paper_a_small_model_loses_and_a_large_one_gains() -> None:
         < gains["Llama 3.1 70B", 2, "NVLink 4"]
         < 2
     )
-    table = format_paper(on_paper(KNOWN, [2]))
-    assert "does not fit" in table.splitlines()[5], "70B on one device"
-    assert "at most" in table
+    unfit = [(r.model, r.devices) for r in on_paper(KNOWN, [2]) if not r.fits]
+    assert unfit == [("Llama 3.1 70B", 1)]
 
 
 def test_the_page_on_measurements_shows_the_stored_figures() -> None:
