@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,28 +19,31 @@ WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "st
 TEXT_NAMES = ("copying", "again", "json", "stories")
 SETUPS = ("threads", "sleep")
 POLICY_NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix", "ray-prefix-10")
-OPTIONS: dict[str, dict[str, Any]] = {  # those of several commands
-    "--model": {"default": "story", "help": "bundled name, checkpoint directory or Hub name (default: story)"},
+WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {  # options of several commands
     "--dtype": {"choices": ["float32", "bfloat16"], "help": "default: the checkpoint's"},
-    "--rounds": {"type": int, "help": "number of rounds; figures are medians (default: %(default)s)"},
     "--threads": {"type": int, "help": "threads per engine (default: the number of cores)"},
-    "--seed": {"type": int, "default": 0, "help": "seed of the requests (default: 0)"},
-    "--timeout": {
-        "type": float,
-        "default": 600,
-        "help": "seconds until an engine that does not answer has failed (default: 600)",
-    },
     "--compare": {
         "nargs": "+",
         "action": "extend",
         "default": [],
-        "metavar": "NAME[:option=value,...][=PYTHON]",
-        "help": "another engine, run with PYTHON if given: transformers, vllm, openvino, llamacpp or a file PEER.py; or "
-        "nanoinfer with other options (nanoinfer:quantization=int8)",
+        "metavar": "NAME[:option=value,...][=PROGRAM]",
+        "help": "another engine, run with the Python PROGRAM if given: transformers, vllm, openvino, llamacpp or a file "
+        "PEER.py; or nanoinfer with other options (nanoinfer:quantization=int8); for serve: vllm, llama-server=BINARY, "
+        "SERVER.py, nanoinfer",
     },
     "--json": {"type": os.path.expanduser, "metavar": "FILE", "help": "also write all runs to FILE, after each"},
     "--resume": {"action": "store_true", "help": "continue the run that wrote the file of --json"},
 }
+MODEL = {"--model": ("story", "bundled name, checkpoint directory or Hub name")}
+SEED = {"--seed": (0, "seed of the requests")}
+WAIT = {"--timeout": (600.0, "seconds until an engine that does not answer has failed")}
+NEW_TOKENS = {"--new-tokens": (32, "tokens of an answer")}
+USUAL = {**SEED, **WAIT}
+COMPARING = "--threads --compare --json"
+
+
+def _rounds(number: int) -> dict[str, tuple[int, str]]:
+    return {"--rounds": (number, "number of rounds; figures are medians")}
 
 
 def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -49,170 +52,90 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         dest="what", required=True, metavar="what", parser_class=type(bench), help="default: run"
     )
 
-    def add(name: str, run: Callable[[argparse.Namespace], None], help: str, *options: str, rounds: int = 3) -> Any:
+    def add(name: str, run: Any, help: str, shared: str = "", options: Mapping[str, tuple[Any, str]] = {}) -> Any:
+        """A command with options of `WITHOUT_DEFAULT`, and others with their defaults, from which types follow."""
         parser = commands.add_parser(name, help=help)
         parser.set_defaults(run=run)
-        for option in options:
-            parser.add_argument(option, **{**OPTIONS[option], **({"default": rounds} if option == "--rounds" else {})})
+        for option in shared.split():
+            parser.add_argument(option, **WITHOUT_DEFAULT[option])
+        for option, (default, text) in options.items():
+            several = isinstance(default, list)
+            kind, shown = type(default[0] if several else default), " ".join(map(str, default)) if several else default
+            more: dict[str, Any] = {"nargs": "+", "metavar": "NAME" if kind is str else "N"} if several else {}
+            parser.add_argument(option, type=kind, default=default, help=f"{text} (default: {shown})", **more)
         return parser
 
-    usual = ("--rounds", "--threads", "--seed", "--timeout", "--compare", "--json")
-    run = add("run", _run, "run all workloads on nanoinfer and the engines to compare it with", *usual, "--resume")
-    run.add_argument("--model", nargs="+", default=["story"], help="names or directories (default: story)")
-    run.add_argument("--dtype", nargs="+", choices=OPTIONS["--dtype"]["choices"], help=OPTIONS["--dtype"]["help"])
-    run.add_argument(
-        "--workloads",
-        nargs="+",
-        metavar="NAME",
-        default=WORKLOAD_NAMES,
-        help=f"any of {', '.join(WORKLOAD_NAMES)} (default: all); or of {', '.join(TEXT_NAMES)}, with so many requests at "
-        "a time: copying@4",
+    names = (
+        f"any of {', '.join(WORKLOAD_NAMES)}; or of {', '.join(TEXT_NAMES)}, with so many requests at a time: copying@4"
     )
-    run.add_argument("--device", default="cpu", help="where nanoinfer and transformers compute (default: cpu)")
+    run_options = {
+        "--model": (["story"], "bundled names, checkpoint directories or Hub names"),
+        "--workloads": ([*WORKLOAD_NAMES], names),
+        "--device": ("cpu", "where nanoinfer and transformers compute"),
+    }
+    help = "run all workloads on nanoinfer and the engines to compare it with"
+    add("run", _run, help, f"--dtype --resume {COMPARING}", {**run_options, **_rounds(3), **USUAL})
 
     table = add("table", _table, "print the tables of files that bench run --json wrote")
     table.add_argument("file", nargs="+", type=os.path.expanduser, help="a file written by bench run --json")
     table.add_argument("--main-only", action="store_true", help="leave out the tables with all figures")
 
-    serve = add(
-        *(
-            "serve",
-            _serve,
-            "put servers under load, and see them from their clients: time to the first token, throughput",
-        ),
-        *("--model", "--rounds", "--seed", "--timeout", "--json", "--resume"),
-    )
-    serve.add_argument(
-        "--compare",
-        **{
-            **OPTIONS["--compare"],
-            "metavar": "NAME[:option=value,...][=PROGRAM]",
-            "help": "another server: vllm, run with the Python PROGRAM; llama-server=BINARY; nanoinfer with other options "
-            "(nanoinfer:max_running_requests=128); or SERVER.py",
-        },
-    )
-    clients, shares = [1, 8, 32, 128], [0.5, 0.8, 0.95, 1.2]
-    serve.add_argument(
-        "--concurrency",
-        type=int,
-        nargs="+",
-        metavar="N",
-        default=clients,
-        help="clients in closed loops (default: 1 8 32 128)",
-    )
-    serve.add_argument(
-        "--rates",
-        type=float,
-        nargs="*",
-        metavar="SHARE",
-        default=shares,
-        help="rates of open loops, as shares of what nanoinfer served in a closed loop (default: 0.5 0.8 0.95 1.2)",
-    )
-    serve.add_argument("--seconds", type=float, default=5, help="for how long requests are begun in a run (default: 5)")
-    serve.add_argument("--new-tokens", type=int, default=32, help="tokens of an answer (default: 32)")
-    serve.add_argument(
-        "--goodput",
-        metavar="ttft_ms:N,tpot_ms:N",
-        default="ttft_ms:500,tpot_ms:100",
-        help="what a request must meet to count (default: ttft_ms:500,tpot_ms:100)",
-    )
-    serve.add_argument(
-        "--threads", type=int, default=1, help="threads per server (default: 1; clients need a core, too)"
-    )
+    serve_options = {
+        "--concurrency": ([1, 8, 32, 128], "clients in closed loops"),
+        "--rates": ([0.5, 0.8, 0.95, 1.2], "rates of open loops, as shares of what nanoinfer served in a closed loop"),
+        "--seconds": (5.0, "for how long requests are begun in a run"),
+        "--ttft-ms": (500.0, "milliseconds to the first token that a request must meet to count for goodput"),
+        "--tpot-ms": (100.0, "milliseconds per token after it, likewise"),
+        "--threads": (1, "threads per server; clients need a core, too"),
+    }
+    help = "put servers under load, and see them from their clients: time to the first token, throughput"
+    options = {**MODEL, **serve_options, **NEW_TOKENS, **_rounds(3), **USUAL}
+    add("serve", _serve, help, "--compare --json --resume", options)
 
-    decode = add(
-        *("decode", _decode, "compare decoding one session at a time, as a padded batch, and from pools"),
-        *("--rounds", "--json"),
-        rounds=5,
-    )
-    decode.add_argument("--requests", type=int, default=16, help="requests decoded together (default: 16)")
-    decode.add_argument("--new-tokens", type=int, default=64, help="tokens per request (default: 64)")
-    engine_options(decode)
+    requests = {"--requests": (16, "requests decoded together"), "--new-tokens": (64, "tokens per request")}
+    help = "compare decoding one session at a time, as a padded batch, and from pools"
+    engine_options(add("decode", _decode, help, "--json", {**requests, **_rounds(5)}))
 
-    quality = add(
-        *("quality", _quality, "score text with quantized weights and K/V, here and in other engines"),
-        *("--model", "--threads", "--seed", "--timeout", "--compare"),
-    )
-    quality.add_argument("--tokens", type=int, default=20_000, help="tokens of each kind of text (default: 20000)")
-    quality.add_argument(
-        "--text",
-        type=os.path.expanduser,
-        metavar="FILE",
-        help="also score the documents of this file, one JSON object per line (data/build/valid.jsonl)",
-    )
+    help = "score text with quantized weights and K/V, here and in other engines"
+    tokens = {"--tokens": (20_000, "tokens of each kind of text")}
+    quality = add("quality", _quality, help, "--threads --compare", {**MODEL, **tokens, **USUAL})
+    text = "also score the documents of this file, one JSON object per line (data/build/valid.jsonl)"
+    quality.add_argument("--text", type=os.path.expanduser, metavar="FILE", help=text)
 
-    add("startup", _startup, "time the way from starting Python to the first token", "--model", *usual, rounds=5)
+    help = "time the way from starting Python to the first token"
+    add("startup", _startup, help, COMPARING, {**MODEL, **_rounds(5), **USUAL})
 
-    adapters = add(
-        *(
-            "adapters",
-            _adapters,
-            "serve a batch with the base model and with one or many LoRA adapters: what they cost",
-        ),
-        *("--model", "--dtype", *usual),
-        rounds=5,
-    )
-    adapters.add_argument("--ranks", type=int, nargs="+", default=[8, 64], help="ranks of adapters (default: 8 64)")
-    adapters.add_argument(
-        "--adapters",
-        type=int,
-        nargs="+",
-        default=[1, 4, 16],
-        metavar="NUMBER",
-        help="numbers of distinct adapters in a batch of 16 requests (default: 1 4 16)",
-    )
+    help = "serve a batch with the base model and with one or many LoRA adapters: what they cost"
+    counts = {
+        "--ranks": ([8, 64], "ranks of adapters"),
+        "--adapters": ([1, 4, 16], "numbers of distinct adapters in a batch of 16 requests"),
+    }
+    add("adapters", _adapters, help, f"--dtype {COMPARING}", {**MODEL, **counts, **_rounds(5), **USUAL})
 
-    tiers = add(
-        *(
-            "tiers",
-            _tiers,
-            "chats of several turns over a small pool, and after a restart: what host memory and files bring",
-        ),
-        *("--model", "--dtype", *usual),
-    )
-    tiers.add_argument(
-        "--conversations",
-        type=int,
-        nargs="+",
-        metavar="N",
-        default=[4, 16, 64],
-        help="how many chats there are, over a pool for 4 (default: 4 16 64)",
-    )
-    for option, default, what in (
-        ("--turns", 3, "turns of a chat, the last one after a restart"),
-        ("--first-tokens", 256, "tokens with which a chat begins"),
-        ("--new-tokens", 32, "tokens per answer"),
-    ):
-        tiers.add_argument(option, type=int, default=default, metavar="N", help=f"{what} (default: {default})")
+    help = "chats of several turns over a small pool, and after a restart: what host memory and files bring"
+    sizes = {
+        "--conversations": ([4, 16, 64], "how many chats there are, over a pool for 4"),
+        "--turns": (3, "turns of a chat, the last one after a restart"),
+        "--first-tokens": (256, "tokens with which a chat begins"),
+    }
+    add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **_rounds(3), **USUAL})
 
-    parallel = add(
-        *("parallel", _parallel, "serve the same requests from one process, and from several that split the model"),
-        *("--model", "--dtype", "--rounds", "--json"),
-        rounds=5,
-    )
+    help = "serve the same requests from one process, and from several that split the model"
+    sizes = {
+        "--requests": (4, "requests decoded together"),
+        "--prompt-tokens": (256, "tokens per prompt"),
+        **NEW_TOKENS,
+    }
+    parallel = add("parallel", _parallel, help, "--dtype --json", {**MODEL, **sizes, **_rounds(5)})
     parallel.add_argument("--quantization", choices=["int8", "int4"], help="default: as in the checkpoint")
-    for option, default, what in (
-        ("--requests", 4, "requests decoded together"),
-        ("--prompt-tokens", 256, "tokens per prompt"),
-        ("--new-tokens", 32, "tokens per request"),
-    ):
-        parallel.add_argument(option, type=int, default=default, metavar="N", help=f"{what} (default: {default})")
 
-    cluster = add(
-        *("cluster", _cluster, "compare ways to route requests to replicas, on Ray Serve"),
-        *("--model", "--rounds", "--seed", "--json"),
-        rounds=1,
-    )
+    seconds = {"--seconds": (12.0, "seconds of each workload's arrivals")}
+    help = "compare ways to route requests to replicas, on Ray Serve"
+    cluster = add("cluster", _cluster, help, "--json", {**MODEL, **seconds, **_rounds(1), **SEED})
     cluster.add_argument("--setup", choices=SETUPS, action="append", help="only this one; may be given again")
     cluster.add_argument("--policy", choices=POLICY_NAMES, action="append", help="only this one; may be given again")
-    cluster.add_argument("--seconds", type=float, default=12.0, help="of each workload's arrivals (default: 12)")
-    cluster.add_argument(
-        "--out",
-        type=os.path.expanduser,
-        default="bench-cluster",
-        metavar="FOLDER",
-        help="cells that are there already are not measured again (default: bench-cluster)",
-    )
+    out = "a folder; cells that are there already are not measured again (default: bench-cluster)"
+    cluster.add_argument("--out", type=os.path.expanduser, default="bench-cluster", metavar="FOLDER", help=out)
 
 
 def with_default_command(argv: Sequence[str]) -> list[str]:
@@ -330,7 +253,7 @@ def _serve(args: argparse.Namespace) -> None:
         args.threads,
         args.seed,
         Lengths(new_tokens=args.new_tokens),
-        Goodput.parse(args.goodput),
+        Goodput(args.ttft_ms, args.tpot_ms),
         args.timeout,
     )
     path = _path(args)
@@ -343,15 +266,17 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _decode(args: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
     from nanoinfer import LLM
-    from nanoinfer.bench.decode import as_json, bench_decode, format_decode
+    from nanoinfer.bench.decode import bench_decode, format_decode
     from nanoinfer.bench.results import keeper
 
     keep = keeper(args.json)
     options = {name: value for name, value in vars(args).items() if name not in DECODE_OPTIONS}
     results = bench_decode(LLM(args.model, **options), args.requests, args.new_tokens, args.rounds)
     print(format_decode(results, room()))
-    keep(as_json(results))
+    keep([asdict(result) for result in results])
 
 
 DECODE_OPTIONS = ("command", "what", "run", "model", "requests", "new_tokens", "rounds", "json")
@@ -407,14 +332,13 @@ def _tiers(args: argparse.Namespace) -> None:
 
 def _parallel(args: argparse.Namespace) -> None:
     from nanoinfer.bench.parallel import bench_parallel, format_parallel
-    from nanoinfer.bench.parallel_on_paper import format_paper
     from nanoinfer.bench.results import keeper
 
     keep = keeper(args.json)
     sizes = args.requests, args.prompt_tokens, args.new_tokens, args.rounds
     results = bench_parallel(args.model, *sizes, dtype=args.dtype, quantization=args.quantization)
-    _show(f"{format_parallel(results['measured'])}\n\n{format_paper(results['on_paper'])}")
-    keep(results)
+    _show(format_parallel(results))
+    keep({"measured": results})
 
 
 def _cluster(args: argparse.Namespace) -> None:

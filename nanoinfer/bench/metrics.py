@@ -32,7 +32,6 @@ def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str,
         "tpot_ms": {"p50": centiles[49], "p99": centiles[98]} if every else None,
         "peak_memory_mb": answer["peak_memory_mb"],
         "cached_tokens": None if None in cached else sum(cached),
-        "cores_elsewhere": answer["cores_elsewhere"],
         "digest": hashlib.sha256(json.dumps(answer["tokens"]).encode()).hexdigest()[:16],
         "tokens": answer["tokens"],
     }

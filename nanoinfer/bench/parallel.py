@@ -18,7 +18,6 @@ import torch
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.machine import own_memory_mib
-from nanoinfer.bench.parallel_on_paper import KNOWN, PaperModel, on_paper
 from nanoinfer.bench.tables import number_cell, table
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.layers.kept_weights import weight_bytes
@@ -142,10 +141,9 @@ def bench_parallel(
     new_tokens: int = 32,
     rounds: int = 5,
     **options: Any,
-) -> dict[str, list[dict[str, Any]]]:
+) -> list[dict[str, Any]]:
     """Serve one prompt of `prompt_tokens` (prefill), then `num_requests` of them with `new_tokens` each (decode), greedily,
-    once per way and round. `options` of LLM, the same for all ways. Returns what was `measured`, and, `on_paper`, what data
-    sheets say of accelerators.
+    once per way and round. `options` of LLM, the same for all ways. Returns a dictionary per way.
 
     Under torchrun, the ways are one process and torchrun's, each with as many threads as this process has now.
     Changes the number of torch's threads, and puts it back. ValueError naming an argument that is out of range.
@@ -172,19 +170,14 @@ def bench_parallel(
                 candidate.run([[1, 2]], 2)
                 if memory is not None and (now := own_memory_mib()) is not None:
                     candidate.memory_mib = now - memory
-        llm = candidates[0].llm
-        vocabulary = llm.model.config.vocab_size
+        vocabulary = candidates[0].llm.model.config.vocab_size
         prompts = np.random.default_rng(0).integers(0, vocabulary, (num_requests, prompt_tokens)).tolist()
         for turn in tqdm(range(rounds + 1), desc="bench parallel", unit="round"):
             for candidate in candidates:
                 run = candidate.run(prompts, new_tokens)
                 candidate.runs.extend([run] * (turn > 0))  # the first round warms up
         decoded = num_requests * (new_tokens - 1)
-        measured = [each.result(candidates[0], prompt_tokens, decoded) for each in candidates]
-        config, parameters = llm.model.config, llm.model.model.num_parameters
-        own = PaperModel(llm.model.path.name, parameters, config.num_hidden_layers, config.hidden_size)
-        paper = on_paper([own, *KNOWN])
-        return {"measured": [*map(asdict, measured)], "on_paper": [*map(asdict, paper)]}
+        return [asdict(each.result(candidates[0], prompt_tokens, decoded)) for each in candidates]
     finally:
         torch.set_num_threads(before)
         for each in candidates:

@@ -1,7 +1,7 @@
 """Tables of `bench run`, in Markdown that is also aligned for a terminal."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from nanoinfer.bench.metrics import advantage, against_best, by_round, runs_of
@@ -24,10 +24,7 @@ def format_results(results: Results, details: bool = True) -> str:
     described: set[str] = set()
     for model in results["models"]:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
-        title = model_title(model)
-        if model["bandwidth_gb_s"]:
-            title += f", read bandwidth before and after {', '.join(f'{v:.1f}' for v in model['bandwidth_gb_s'])} GB/s"
-        parts += [title, *main_tables(model), "\n".join(line for line in lengths if line not in described)]
+        parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
         described.update(lengths)
         parts += [remarks(model), details_table(model) if details else ""]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
@@ -109,8 +106,8 @@ def cell(model: Results, workload: str, engine: str, key: str, factor: float = 1
 
 
 def remarks(model: Results) -> str:
-    """Shares of the memory's speed, whether nanoinfer's settings agree, failures, disturbances."""
-    lines, runs = _share_of_bandwidth(model), model["runs"]
+    """Whether nanoinfer's settings agree, and failures."""
+    lines, runs = list[str](), model["runs"]
     for engine in model["engines"]:
         name = engine["name"]
         compared = [run["same_requests"] for run in runs if run["engine"] == name and "same_requests" in run]
@@ -118,11 +115,7 @@ def remarks(model: Results) -> str:
             wrong = sum(same != total for same, total in compared)
             equal = f"TOKENS DIFFER from nanoinfer's in {wrong}" if wrong else "tokens equal to nanoinfer's in all"
             lines.append(f"- {name}: {equal} of {len(compared)} runs")
-    lines += failures(model)
-    disturbed = sum(run.get("cores_elsewhere", 0) > 0.15 for run in runs)
-    if disturbed:
-        lines.append(f"- {disturbed} of {len(runs)} runs shared the machine with other work (>0.15 cores).")
-    return "\n".join(lines)
+    return "\n".join([*lines, *failures(model)])
 
 
 def failures(results: Results) -> list[str]:
@@ -138,26 +131,6 @@ def failures(results: Results) -> list[str]:
         f"- FAILED: {name}, {', '.join(places)}: {' | '.join(error.splitlines())}"
         for (name, error), places in where.items()
     ]
-
-
-def _share_of_bandwidth(model: Results) -> list[str]:
-    """Weight bytes read per second in `single`, as a share of the memory's bandwidth, which limits a single stream."""
-    shares, bandwidths = [], []
-    for engine in model["engines"]:
-        runs = [run for run in runs_of(model, "single", engine["name"]) if run.get("ms_per_token")]
-        if runs and engine.get("options", {}).get("device", "cpu") == "cpu":
-            size = engine.get("decode_bytes", model["decode_bytes"])
-            available = [mean(run["bandwidth_gb_s"]) for run in runs]
-            read = [size / run["ms_per_token"] / 1e6 for run in runs]
-            bandwidths += available
-            shares.append(f"{engine['name']} {median(a / b for a, b in zip(read, available, strict=True)):.2f}")
-    if not shares:
-        return []
-    weights = f"{model['decode_bytes'] / 1e9:.3f} GB of weights per token"
-    if any(engine.get("weights") for engine in model["engines"]):
-        weights += " (quantized: as if all were, at 8 or 4.5 bits)"
-    measured = f"{min(bandwidths):.1f}..{max(bandwidths):.1f} GB/s, measured before and after each run"
-    return [f"- single: {weights}; read speed as a share of the memory's speed ({measured}): {', '.join(shares)}"]
 
 
 def _versions(models: Sequence[Results]) -> list[str]:

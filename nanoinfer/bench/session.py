@@ -14,7 +14,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.engines import CONVERTED, EngineSpec
-from nanoinfer.bench.machine import Checkpoint, read_bandwidth
+from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.metrics import summary
 from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.results import Keep, Results, without_folders
@@ -90,13 +90,11 @@ def measure_model(
     settings: Settings,
     earlier: Results | None = None,
     keep: Keep = lambda model: None,
-    bandwidth_bytes: int = 2**30,
 ) -> Results:
     """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`.
 
     `earlier`: the entry of a run that was stopped; its rounds are not measured again. `keep` is called with the entry after
-    every workload of every round. `bandwidth_bytes`: read to measure the memory's bandwidth; far more than caches hold.
-    ValueError if the checkpoint or an engine's version is another than in `earlier`.
+    every workload of every round. ValueError if the checkpoint or an engine's version is another than in `earlier`.
     """
     checkpoint = Checkpoint.read(path)
     for name, value in checkpoint.as_dict().items():
@@ -106,10 +104,8 @@ def measure_model(
     results: Results = {
         **checkpoint.as_dict(),
         "dtype": dtype,
-        "decode_bytes": checkpoint.decode_bytes(dtype),
         "gap_s": gap,
         "workloads": {str(each): _facts(each, checkpoint.context_len, gap) for each in workloads},
-        "bandwidth_gb_s": [],
         "engines": [],
         "runs": [],
         **(earlier or {}),
@@ -135,17 +131,9 @@ def measure_model(
         job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
         if workload.primed and not worker.about["prefix_cache"]:
             return {"skipped": "has no prefix cache"}
-        if not workload.bound_by_memory:
-            return summary(job.requests, worker.ask(job.as_message()))
-        before = bandwidth()  # on a shared machine it changes from minute to minute
-        found = summary(job.requests, worker.ask(job.as_message()))
-        return {**found, "bandwidth_gb_s": [before, bandwidth()]}
-
-    def bandwidth() -> float:
-        return read_bandwidth(settings.threads, bandwidth_bytes)
+        return summary(job.requests, worker.ask(job.as_message()))
 
     with ExitStack() as stack:
-        results["bandwidth_gb_s"].append(bandwidth())
         first = [warm_up(checkpoint.context_len, checkpoint.vocab_size)]
         learning = [each.make_job(writer, -1) for each in texts] if writer else []  # what drafts bring, and passes cost
         workers = {
@@ -153,7 +141,6 @@ def measure_model(
             for spec in settings.engines
         }
         measure_rounds(results, workloads, settings, one_run, keep)
-        results["bandwidth_gb_s"].append(bandwidth())
     keep(results)
     return results
 
@@ -186,7 +173,6 @@ def _load(
         "ours": spec.is_ours,
         "options": dict(spec.options),
         "weights": spec.weights,
-        "decode_bytes": checkpoint.decode_bytes(dtype, spec.weights),
     }
     loaded: Worker | str
     try:

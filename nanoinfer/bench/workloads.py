@@ -48,7 +48,7 @@ class Workload:
     """`draw` makes the lengths with a generator seeded by the name. All prompts begin with the same `shared` tokens.
 
     `primed`: a request with the shared tokens is served before the clock starts. `staggered`: the gaps between arrivals are
-    distributed exponentially. `bound_by_memory`: all weights are read for every token.
+    distributed exponentially.
     """
 
     name: str
@@ -56,7 +56,6 @@ class Workload:
     shared: int = 0
     primed: bool = False
     staggered: bool = False
-    bound_by_memory: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -69,7 +68,7 @@ WORKLOADS = {
         Workload("offline", lambda rng: [(rng.randint(64, 256), 64) for _ in range(NUM_REQUESTS)]),
         Workload("shared", lambda rng: SHARED, SHARED_PROMPT),
         Workload("shared-cached", lambda rng: SHARED, SHARED_PROMPT, primed=True),
-        Workload("single", lambda rng: [(32, 128)], bound_by_memory=True),
+        Workload("single", lambda rng: [(32, 128)]),
         Workload("prefill", lambda rng: [(2048, 1)]),
         Workload(
             "staggered",

@@ -27,7 +27,7 @@ def fake_model(
     keep: Keep = lambda model: None,
 ) -> Results:
     """The entry of one model."""
-    return measure_model(path, None, [WORKLOADS[name] for name in workloads], settings, earlier, keep, 2**20)
+    return measure_model(path, None, [WORKLOADS[name] for name in workloads], settings, earlier, keep)
 
 
 def fake_session(path: Path, workloads: list[str], rounds: int, **engines: dict[str, Any]) -> Results:

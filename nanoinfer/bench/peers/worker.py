@@ -83,9 +83,7 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
         serve(peer, job["prime"], job.get("together", 0))
     gc.collect()
     _reset_peak_memory()
-    elsewhere = _cpu_seconds_elsewhere()
     tokens, times, wall = serve(peer, job["requests"], job.get("together", 0))
-    elsewhere = _cpu_seconds_elsewhere() - elsewhere
     cached = getattr(peer, "cached_tokens", lambda index: None)
     return {
         "tokens": tokens,
@@ -93,7 +91,6 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
         "wall_s": wall,
         "cached_tokens": [cached(i) for i in range(len(tokens))],
         "peak_memory_mb": peak_memory_mb(),
-        "cores_elsewhere": elsewhere / wall,
     }
 
 
@@ -189,16 +186,6 @@ def _family() -> list[int]:
             with suppress(OSError):
                 family += [int(child) for child in children.read_text().split()]
     return family
-
-
-def _cpu_seconds_elsewhere() -> float:
-    """Processor seconds that the rest of the machine has used, including the hypervisor's other guests; 0: unknown."""
-    try:
-        user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    ticks = user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 if __name__ == "__main__":

@@ -19,22 +19,6 @@ class Goodput:
     ttft_ms: float = 500.0
     tpot_ms: float = 100.0
 
-    @classmethod
-    def parse(cls, text: str) -> "Goodput":
-        """`ttft_ms:500,tpot_ms:100`; what is not named stays as it is by default. ValueError if it is something else."""
-        try:
-            found = cls(
-                **{name: float(number) for name, _, number in (part.partition(":") for part in text.split(","))}
-            )
-            if found.ttft_ms > 0 and found.tpot_ms > 0:
-                return found
-        except (TypeError, ValueError):
-            pass
-        raise ValueError(f"--goodput {text}: must be ttft_ms:NUMBER,tpot_ms:NUMBER above 0")
-
-    def __str__(self) -> str:
-        return f"ttft_ms:{self.ttft_ms:g},tpot_ms:{self.tpot_ms:g}"
-
 
 @dataclass(frozen=True)
 class Result:

@@ -28,11 +28,12 @@ Results = Mapping[str, Any]
 def format_serve(results: Results) -> str:
     """The machine, a row for each load and server, and what failed."""
     settings = results["settings"]
-    lengths = settings["lengths"]
+    lengths, limits = settings["lengths"], settings["goodput"]
     about = (
         f"Conversations of three turns: a system prompt of about {lengths['system']} tokens, questions of "
         f"{lengths['question']}, answers of {lengths['answer']} in between; {lengths['new_tokens']} tokens asked for, for "
-        f"{settings['seconds']:g} s. Goodput: {settings['goodput']}. {_prompts(results)}"
+        f"{settings['seconds']:g} s. Goodput: TTFT up to {limits['ttft_ms']:g} ms, then "
+        f"{limits['tpot_ms']:g} ms per token. {_prompts(results)}"
     )
     loads = [("closed", level) for level in settings["clients"]] + [("open", level) for level in settings["shares"]]
     rows = [row(results, kind, level, name) for kind, level in loads for name in settings["servers"]]

@@ -82,16 +82,11 @@ class ServeSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """What must be the same when a stopped run continues (except `rounds`)."""
-        named = {"servers": [server.name for server in self.servers], "goodput": str(self.goodput)}
         same = {name: getattr(self, name) for name in ("seconds", "rounds", "threads", "seed")}
-        return {
-            **named,
-            **same,
-            "clients": sorted(set(self.clients)),
-            "shares": sorted(set(self.shares)),
-            "lengths": asdict(self.lengths),
-            "versions": {server.name: server.version() for server in self.servers},
-        }
+        versions = {server.name: server.version() for server in self.servers}
+        levels = {"clients": sorted(set(self.clients)), "shares": sorted(set(self.shares))}
+        about = {"lengths": asdict(self.lengths), "goodput": asdict(self.goodput)}
+        return {**same, "servers": [*versions], "versions": versions, **levels, **about}
 
 
 def start_results(settings: ServeSettings, path: Path) -> Results:

@@ -62,7 +62,7 @@ def test_every_engine_serves_every_batch_in_every_round(checkpoint: Callable[...
 
 
 def test_the_requests_of_a_batch_have_its_adapters_in_turn() -> None:
-    small = Checkpoint("", "", "float32", 1, 1, 1000, 4096)
+    small = Checkpoint("", "", "float32", 1, 1000, 4096)
     four = Batch(8, 4).job(list("abcdefgh"), small, 0).requests
     assert "".join(str(request.adapter) for request in four) == "abcd" * 4
     assert {(len(request.prompt), request.new_tokens) for request in four} == {(32, 64)}

@@ -205,7 +205,6 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
     [
         (["--resume"], "--json"),
         (["--compare", "vllm=/nowhere"], "'/nowhere'"),
-        (["--goodput", "fast"], "--goodput fast"),
         (["--new-tokens", "1"], "--new-tokens 1"),
         (["--rounds", "0"], "--rounds 0"),
         (["--timeout", "0"], "--timeout 0"),

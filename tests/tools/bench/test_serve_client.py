@@ -235,14 +235,3 @@ def test_only_tokens_and_ends_within_the_window_count_and_goodput_needs_both_lim
     assert found["ttft_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(900)}
     assert found["gap_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(500)}
     assert found["client_share"] == 0.25
-
-
-@pytest.mark.parametrize("text", ["", "ttft_ms", "ttft_ms:x", "ttft_ms:0", "ttft:5", "tpot_ms:nan"])
-def test_a_goodput_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--goodput"):
-        Goodput.parse(text)
-
-
-def test_goodput_is_read_and_written() -> None:
-    assert Goodput.parse("tpot_ms:20") == Goodput(tpot_ms=20)
-    assert str(Goodput.parse("ttft_ms:300,tpot_ms:2.5")) == "ttft_ms:300,tpot_ms:2.5"
