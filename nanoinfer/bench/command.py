@@ -131,11 +131,9 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
 
     seconds = {"--seconds": (12.0, "seconds of each workload's arrivals")}
     help = "compare ways to route requests to replicas, on Ray Serve"
-    cluster = add("cluster", _cluster, help, "--json", {**MODEL, **seconds, **_rounds(1), **SEED})
+    cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **_rounds(1), **USUAL})
     cluster.add_argument("--setup", choices=SETUPS, action="append", help="only this one; may be given again")
     cluster.add_argument("--policy", choices=POLICY_NAMES, action="append", help="only this one; may be given again")
-    out = "a folder; cells that are there already are not measured again (default: bench-cluster)"
-    cluster.add_argument("--out", type=os.path.expanduser, default="bench-cluster", metavar="FOLDER", help=out)
 
 
 def with_default_command(argv: Sequence[str]) -> list[str]:
@@ -164,7 +162,8 @@ def _settings(args: argparse.Namespace, engines: "Sequence[EngineSpec] | None" =
     from nanoinfer.bench.machine import describe_machine
     from nanoinfer.bench.session import Settings
 
-    threads = describe_machine()["cores"] if args.threads is None else args.threads
+    threads = getattr(args, "threads", None)
+    threads = describe_machine()["cores"] if threads is None else threads
     rounds = getattr(args, "rounds", 1)
     for name in ("rounds", "threads", "tokens", "ranks", "adapters", "conversations"):
         given = getattr(args, name, None)
@@ -182,7 +181,7 @@ def _run(args: argparse.Namespace) -> None:
 
     from nanoinfer.bench.machine import Checkpoint
     from nanoinfer.bench.report import format_results
-    from nanoinfer.bench.results import RUN_FORMAT, continued, keeper, new_results
+    from nanoinfer.bench.results import RUN_FORMAT, new_results
     from nanoinfer.bench.session import measure_model
     from nanoinfer.bench.texts import text_workload
     from nanoinfer.bench.workloads import WORKLOADS
@@ -203,8 +202,7 @@ def _run(args: argparse.Namespace) -> None:
         settings = replace(settings, engines=[each.with_options(device=args.device) for each in settings.engines])
     paths = [resolve_model_path(model) for model in args.model]
     fresh = new_results(RUN_FORMAT, {"workloads": [str(each) for each in workloads], **settings.as_dict()}, models=[])
-    results = continued(_resumed_file(args), fresh) if args.resume else fresh
-    keep = keeper(args.json)
+    results, keep = _begun(args, fresh)
     for path in paths:
         name, stored = Checkpoint.read(path).name, Checkpoint.read(path).dtype
         for dtype in args.dtype or [stored]:
@@ -220,10 +218,13 @@ def _run(args: argparse.Namespace) -> None:
     _show(format_results(results))
 
 
-def _resumed_file(args: argparse.Namespace) -> str:
-    if not args.json:
+def _begun(args: argparse.Namespace, fresh: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], None]]:
+    """The results of --resume, or `fresh` ones, and what writes them to the file of --json."""
+    from nanoinfer.bench.results import continued, keeper
+
+    if args.resume and not args.json:
         raise ValueError("--resume: needs --json FILE, the results to continue")
-    return str(args.json)
+    return continued(args.json, fresh) if args.resume else fresh, keeper(args.json)
 
 
 def _table(args: argparse.Namespace) -> None:
@@ -236,7 +237,6 @@ def _table(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     from nanoinfer.bench.processes import EngineFailure
-    from nanoinfer.bench.results import continued, keeper
     from nanoinfer.bench.serve.figures import Goodput
     from nanoinfer.bench.serve.report import format_serve
     from nanoinfer.bench.serve.servers import NULL_SERVER, OURS, parse_server
@@ -257,10 +257,9 @@ def _serve(args: argparse.Namespace) -> None:
         args.timeout,
     )
     path = _path(args)
-    fresh = start_results(settings, path)
-    results = continued(_resumed_file(args), fresh) if args.resume else fresh
+    results, keep = _begun(args, start_results(settings, path))
     try:
-        _show(format_serve(measure_serve(settings, path, results, keeper(args.json))))
+        _show(format_serve(measure_serve(settings, path, results, keep)))
     except EngineFailure as failure:
         raise ValueError(f"no server could be measured: {failure}") from failure
 
@@ -344,14 +343,11 @@ def _parallel(args: argparse.Namespace) -> None:
 def _cluster(args: argparse.Namespace) -> None:
     if find_spec("ray") is None:
         raise ValueError("bench cluster: needs Ray: pip install nanoinfer[cluster]")
-    for name, number in (("--seconds", args.seconds), ("--rounds", args.rounds)):
-        if not number > 0:
-            raise ValueError(f"{name} {number}: must be above 0")
-    from nanoinfer.bench.cluster.session import format_cells, run, setups
-    from nanoinfer.bench.results import keeper
+    from nanoinfer.bench.cluster.session import format_cluster, measure_cluster, setups, start_results
 
-    known = setups(args.model, args.seconds)
-    chosen = [known[name] for name in args.setup or SETUPS]
-    cells = run(chosen, args.policy or POLICY_NAMES, args.seed, args.rounds, Path(args.out))
-    _show(format_cells(cells))
-    keeper(args.json)([each.as_json() for each in cells])
+    if not args.seconds > 0:
+        raise ValueError(f"--seconds {args.seconds}: must be above 0")
+    settings, known = _settings(args, []), setups(args.model, args.seconds)
+    chosen, policies = [known[name] for name in args.setup or SETUPS], args.policy or POLICY_NAMES
+    results, keep = _begun(args, start_results(chosen, policies, settings))
+    _show(format_cluster(measure_cluster(chosen, policies, settings, results, keep)))

@@ -4,7 +4,7 @@ and what came back when."""
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from nanoinfer.bench.serve import client
@@ -90,7 +90,7 @@ class Exchange:
     first_token: float = 0.0
     end: float = 0.0
     cached_tokens: int = 0
-    output: list[int] | None = None
+    output: list[int] = field(default_factory=list)
     error: str | None = None
 
 
@@ -109,7 +109,7 @@ async def run_traffic(port: int, model: str, sessions: Sequence[Session]) -> lis
             await _ask(port, model, exchange, ask.max_tokens, began)
             if exchange.error is not None:
                 return
-            so_far = [*exchange.prompt, *(exchange.output or ())]
+            so_far = [*exchange.prompt, *exchange.output]
 
     await asyncio.gather(*(hold(session) for session in sessions))
     return exchanges

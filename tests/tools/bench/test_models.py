@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
+from nanoinfer.bench.make_models import make_checkpoint, make_gguf, pairs_as_neighbours
 from nanoinfer.model.loader import resolve_model_path
 
 TINY = {
@@ -56,27 +56,6 @@ def test_rotary_pairs_become_neighbours() -> None:
     rows = torch.arange(2 * 8)[:, None].float()  # two heads of size 8; a row's value is its number
     moved = pairs_as_neighbours(rows, heads=2)[:, 0].tolist()
     assert moved == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        (None, "--weight-format fp16"),
-        ("int8", "--weight-format int8"),
-        ("int4", "--weight-format int4 --group-size 32 --sym"),
-    ],
-)
-def test_openvino_is_made_by_optimums_exporter(weights: str | None, words: str, tmp_path: Path) -> None:
-    checkpoint, tool = tmp_path / "small-bfloat16", tmp_path / "optimum-cli"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
-    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
-    tool.chmod(0o755)
-    target = f"{checkpoint}.{weights}.ov" if weights else f"{checkpoint}.ov"
-    assert str(make_openvino(checkpoint, str(tool), weights)) == target
-    said = (tmp_path / "arguments").read_text()
-    assert f" {words} {target}\n" in said
-    assert f"--model {checkpoint} " in said
 
 
 def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:
