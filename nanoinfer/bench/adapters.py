@@ -1,60 +1,60 @@
 """What adapters cost: the same batch of requests with the base model alone, and with one or many distinct LoRA adapters.
 
-Every engine is loaded once without adapters, for the base batch, and once per rank with adapters, because some engines are
-slower with adapters even where no request uses one. Within a round, an engine serves all its batches one after another, so
-that a batch and the base batch that it is compared with are seconds apart.
+Every engine is loaded once per rank without adapters, for the base batch, and once with adapters, because some engines are
+slower with adapters even where no request uses one. The adapters are random, for all projections, in PEFT's format.
 """
 
-import random
+import json
+import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
-from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
+from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.metrics import same_requests, summary
-from nanoinfer.bench.random_adapters import adapter_parameters, make_adapters
-from nanoinfer.bench.session import reported
-from nanoinfer.bench.settings import Settings, new_results
-from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload, describe, make_job
+from nanoinfer.bench.metrics import by_round, summary
+from nanoinfer.bench.processes import EngineFailure, Worker
+from nanoinfer.bench.report import cell, failures, heading, model_title
+from nanoinfer.bench.results import Keep, Results, new_results
+from nanoinfer.bench.session import Settings, measure_rounds, reported
+from nanoinfer.bench.tables import ratio_cell, table
+from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload, make_job
 
-WORKLOAD = Workload("adapters", "many adapters in one batch", lambda rng: [(32, 64)] * NUM_REQUESTS)
-WITHOUT = ("transformers", "openvino", "llamacpp")  # peers that read no adapters
-FORMAT = "adapters"
-Results = dict[str, Any]
+PROJECTION = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj))\.weight")
+SCALE = 2  # alpha / rank
+SHARE = 0.1  # of what a projection computes is about what the adapter adds to it
+LENGTHS = [(32, 64)] * NUM_REQUESTS
+LEGEND = """\
+How many times as long a batch takes as the base batch of the same engine and round, from the first prompt to the last
+token: median (lowest..highest); and output tokens per second. Every adapter is for all projections; the requests have
+them in turn. Prompts differ by batch and round, or they would be cached."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`adapters` distinct adapters of `rank`, which the requests have in turn. None of any rank is the base batch."""
+    """`adapters` distinct adapters of `rank`, which the requests have in turn. None: the base batch."""
 
-    rank: int = 0
-    adapters: int = 0
+    rank: int
+    adapters: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.adapters} adapter{'s'[: self.adapters > 1]}" if self.adapters else "base"
+        return f"rank {self.rank}, {self.adapters} adapter{'s'[: self.adapters > 1]}" if self.adapters else self.base
 
+    @property
+    def base(self) -> str:
+        return f"base, beside rank {self.rank}"
 
-BASE = Batch()
-
-
-def adapter_engines(compare: Sequence[str]) -> list[EngineSpec]:
-    """nanoinfer and the engines of `--compare`. ValueError naming one that cannot be compared with, or is named twice."""
-    engines = [parse_engine(text) for text in ("nanoinfer", *compare)]
-    for spec in engines:
-        if spec.file.stem in WITHOUT:
-            instead = "; peft is transformers with adapters" if spec.file.stem == "transformers" else ""
-            raise ValueError(f"--compare {spec.name}: reads no adapters here{instead}")
-        if "adapters" in spec.options:
-            raise ValueError(f"--compare {spec.name}: adapters are made by this command")
-        if [other.name for other in engines].count(spec.name) > 1:
-            raise ValueError(f"--compare {spec.name}: given twice (nanoinfer itself is always measured)")
-    return engines
+    def job(self, names: Sequence[str], checkpoint: Checkpoint, seed: int) -> Job:
+        """The batch's requests."""
+        workload = Workload(f"adapters, {self}", lambda rng: LENGTHS)
+        job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, 0.0)
+        if not self.adapters:
+            return job
+        numbered = enumerate(job.requests)
+        return replace(job, requests=[replace(each, adapter=names[i % self.adapters]) for i, each in numbered])
 
 
 def measure_adapters(
@@ -63,122 +63,111 @@ def measure_adapters(
     settings: Settings,
     ranks: Sequence[int] = (8, 64),
     counts: Sequence[int] = (1, 4, 16),
-    keep: Callable[[Results], None] = lambda results: None,
+    keep: Keep = lambda results: None,
 ) -> Results:
-    """Measure `settings.rounds` rounds per rank. `counts`: numbers of distinct adapters. `dtype` None: the checkpoint's.
-
-    Random adapters for all projections are written to a temporary folder. `keep` is called with the results after every
-    round. ValueError naming an option that is out of range, before anything is loaded.
-    """
-    for name, values, most in (("--ranks", ranks, 4096), ("--adapters", counts, NUM_REQUESTS)):
-        for value in values:
-            if not 1 <= value <= most:
-                raise ValueError(f"{name} {value}: must be in 1..{most}")
-    for name, value in (("--rounds", settings.rounds), ("--threads", settings.threads)):
-        if value < 1:
-            raise ValueError(f"{name} {value}: must be at least 1")
+    """Measure `settings.rounds` rounds per rank. `counts`: numbers of distinct adapters. `dtype` None: the checkpoint's."""
     checkpoint = Checkpoint.read(path)
-    ranks, counts, dtype = sorted(set(ranks)), sorted(set(counts)), dtype or checkpoint.dtype
-    batches = {rank: [BASE, *(Batch(rank, count) for count in counts)] for rank in ranks}
-    results = {
-        **new_results(settings),
-        "format": FORMAT,
-        "model": {**checkpoint.as_dict(), "dtype": dtype},
-        "description": describe(WORKLOAD, checkpoint.context_len, 0.0),
-        "adapter_parameters": {str(rank): adapter_parameters(path, rank) for rank in ranks},
-        "batches": list(dict.fromkeys(str(batch) for rank in ranks for batch in batches[rank])),
-        "engines": [{"name": spec.name, "ours": spec.is_ours} for spec in settings.engines],
-        "runs": [],
-    }
-    del results["models"]
-    total = len(settings.engines) * (1 + len(ranks) * (1 + settings.rounds * (1 + len(counts))))
-    with ExitStack() as stack, tqdm(total=total, desc=f"bench adapters {checkpoint.name}", unit="run") as bar:
-        loading = _Loading(checkpoint, dtype, settings, results, bar)
-        base = loading.workers(stack, {}, BASE)
-        for place, rank in enumerate(ranks):
-            with tempfile.TemporaryDirectory() as folder, ExitStack() as of_rank:
-                made = make_adapters(path, Path(folder), rank, counts[-1], dtype, settings.seed)
-                adapters = {name: str(where) for name, where in made.items()}
-                with_adapters = loading.workers(of_rank, adapters, batches[rank][-1])
-                for number in range(place * settings.rounds, (place + 1) * settings.rounds):
-                    seed = settings.seed + number
-                    jobs = {batch: _job(batch, list(adapters), checkpoint, seed) for batch in batches[rank]}
-                    results["runs"] += _one_round(number, settings.engines, jobs, base, with_adapters, bar)
-                    keep(results)
+    dtype = dtype or checkpoint.dtype
+    model = {**checkpoint.as_dict(), "dtype": dtype}
+    results = new_results("adapters", settings.as_dict(), model=model, versions={}, runs=[])
+    for rank in ranks:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            made = make_adapters(path, Path(folder), rank, max(counts), dtype, settings.seed)
+            adapters = {name: str(where) for name, where in made.items()}
+            workers: dict[tuple[str, bool], Worker | str] = {}
+            for spec in settings.engines:
+                for loaded in ({}, adapters):
+                    options = {"adapters": loaded} if loaded else {}
+                    try:
+                        worker = spec.with_options(**options).start(
+                            checkpoint.path, dtype, settings.threads, settings.timeout
+                        )
+                        workers[spec.name, bool(loaded)] = stack.enter_context(worker)
+                        results["versions"][spec.name] = worker.about["versions"]
+                        warm = Batch(rank, len(loaded)).job(list(loaded), checkpoint, -1)
+                        worker.ask(warm.as_message())
+                    except EngineFailure as failure:
+                        workers[spec.name, bool(loaded)] = reported(spec, failure)
+
+            def one_run(
+                number: int,
+                batch: Batch,
+                spec: EngineSpec,
+                workers: Mapping[tuple[str, bool], Worker | str] = workers,
+                names: Sequence[str] = tuple(adapters),
+            ) -> dict[str, Any]:
+                worker = workers[spec.name, batch.adapters > 0]
+                if isinstance(worker, str):
+                    raise EngineFailure(worker)
+                job = batch.job(names, checkpoint, settings.seed + number)
+                return summary(job.requests, worker.ask(job.as_message()))
+
+            measure_rounds(results, [Batch(rank, count) for count in (0, *counts)], settings, one_run, keep)
     return results
 
 
-def _job(batch: Batch, names: Sequence[str], checkpoint: Checkpoint, seed: int | str) -> Job:
-    """The batch's requests. Prompts differ by batch and seed, or they would be cached."""
-    workload = replace(WORKLOAD, name=f"{WORKLOAD.name}, {batch}, {seed}")
-    job = make_job(workload, 0, checkpoint.context_len, checkpoint.vocab_size, 0.0)
-    if not batch.adapters:
-        return job
-    requests = enumerate(job.requests)
-    return replace(job, requests=[replace(each, adapter=names[i % batch.adapters]) for i, each in requests])
+def format_adapters(results: Mapping[str, Any]) -> str:
+    """The machine, and a table with a row per batch and two columns per engine."""
+    names = results["settings"]["engines"]
+    rows = []
+    for batch in dict.fromkeys(run["workload"] for run in results["runs"]):
+        row = [batch]
+        for name in names:
+            base = f"base, beside {batch.partition(',')[0]}"
+            seconds, alone = (by_round(results, each, name, "wall_s") for each in (batch, base))
+            ratios = [seconds[number] / alone[number] for number in seconds if number in alone]
+            row += [ratio_cell(ratios) if batch != base else "", cell(results, batch, name, "output_tok_s")]
+        rows.append(row)
+    head = [f"{NUM_REQUESTS} requests", *(text for name in names for text in (f"{name}, time", "tok/s"))]
+    parts = [heading(results), model_title(results["model"]), table(head, rows), "\n".join(failures(results)), LEGEND]
+    return "\n\n".join(part for part in parts if part)
 
 
-@dataclass(frozen=True)
-class _Loading:
-    """Loads engines. What they say about themselves goes into `results`."""
+def projection_shapes(path: Path) -> dict[str, tuple[int, int]]:
+    """The projections in the layers of the checkpoint in the folder `path`: name → (outputs, inputs). Those that are stored
+    as one tensor count as one, as in adapters of such models. ValueError if there are none."""
+    from safetensors import safe_open
 
-    checkpoint: Checkpoint
-    dtype: str
-    settings: Settings
-    results: Results
-    bar: "tqdm[Any]"
-
-    def workers(self, stack: ExitStack, adapters: Mapping[str, str], batch: Batch) -> dict[str, Worker | str]:
-        """Name → a worker that has loaded `adapters` and served `batch` once, so that first passes and compilation are not
-        measured; or why there is none. The `stack` closes them."""
-        found: dict[str, Worker | str] = {}
-        threads = self.settings.threads
-        for spec, about in zip(self.settings.engines, self.results["engines"], strict=True):
-            what = f"{len(adapters)} adapters" if adapters else "no adapters"
-            self.bar.set_postfix_str(f"loading {spec.name}, {what}")
-            options = {**spec.options, "adapters": adapters} if adapters else spec.options
-            command = replace(spec, options=options).command(self.checkpoint.path, self.dtype, threads)
-            try:
-                worker = stack.enter_context(Worker(command, spec.environment(threads), self.settings.timeout))
-                worker.ask(_job(batch, list(adapters), self.checkpoint, "warm up").as_message())
-                found[spec.name] = worker
-                about["versions"] = worker.about["versions"]
-            except EngineFailure as failure:
-                found[spec.name] = f"{what}: {reported(spec, failure)}"
-            self.bar.update(1)
-        return found
+    shapes = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - it is no mapping
+                if (found := PROJECTION.fullmatch(key)) is not None:
+                    outputs, inputs = tensors.get_slice(key).get_shape()
+                    shapes[found[1]] = (outputs, inputs)
+    if not shapes:
+        raise ValueError(f"{path}: has no projections named model.layers.0.self_attn.q_proj and so on")
+    return shapes
 
 
-def _one_round(
-    number: int,
-    engines: Sequence[EngineSpec],
-    jobs: Mapping[Batch, Job],
-    base: Mapping[str, Worker | str],
-    with_adapters: Mapping[str, Worker | str],
-    bar: "tqdm[Any]",
-) -> list[dict[str, Any]]:
-    """All batches on all engines in shuffled order; returns one dictionary per run."""
-    runs, tokens = [], {}
-    rng = random.Random(f"{WORKLOAD.name}/{number}")
-    for spec in rng.sample(engines, len(engines)):
-        for batch, job in rng.sample(list(jobs.items()), len(jobs)):
-            bar.set_postfix_str(f"{batch}, {spec.name}")
-            run: dict[str, Any] = {"round": number, "workload": str(batch), "engine": spec.name}
-            worker = (with_adapters if batch.adapters else base)[spec.name]
-            try:
-                if isinstance(worker, str):
-                    run["error"] = worker
-                else:
-                    answer = worker.ask(job.as_message())
-                    run.update(summary(job.requests, answer))
-                    tokens[spec.name, str(batch)] = answer["tokens"]
-            except EngineFailure as failure:
-                run["error"] = reported(spec, failure)
-            runs.append(run)
-            bar.update(1)
-    ours = next(spec.name for spec in engines if spec.is_ours)
-    for run in runs:
-        first, other = (tokens.get((name, run["workload"])) for name in (ours, run["engine"]))
-        if first is not None and other is not None:
-            run["same_requests"] = [same_requests(first, other), len(other)]
-    return runs
+def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, seed: int = 0) -> dict[str, Path]:
+    """Write `count` adapters of the checkpoint `path`, each with other numbers and for all projections, to folders inside
+    `folder`. Returns name → folder. ValueError as in `projection_shapes`."""
+    import torch
+    from safetensors.torch import save_file
+
+    shapes = projection_shapes(path)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": path.name,
+        "r": rank,
+        "lora_alpha": SCALE * rank,
+        "target_modules": sorted({name.rpartition(".")[2] for name in shapes}),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    made = {}
+    for number in range(count):
+        generator = torch.Generator().manual_seed(seed * 1000 + number)
+        tensors = {}
+        for name, (outputs, inputs) in shapes.items():
+            sizes = {"A": (rank, inputs, inputs**-0.5), "B": (outputs, rank, SHARE / SCALE * rank**-0.5)}
+            for part, (rows, columns, deviation) in sizes.items():
+                drawn = torch.randn(rows, columns, generator=generator) * deviation
+                tensors[f"base_model.model.{name}.lora_{part}.weight"] = drawn.to(getattr(torch, dtype))
+        where = made[f"rank{rank}-{number}"] = folder / f"rank{rank}-{number}"
+        where.mkdir(parents=True)
+        save_file(tensors, where / "adapter_model.safetensors", {"format": "pt"})
+        (where / "adapter_config.json").write_text(json.dumps(config))
+    return made

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -11,7 +11,6 @@ from tqdm.auto import tqdm
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.attention import TorchNativeBackend
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
@@ -57,12 +56,9 @@ def bench_decode(
     Only decode passes are timed; prompts are computed before. Flushes the engine's cache. Raises ValueError naming an
     argument that is out of range, or if the engine has other requests.
     """
-    rng = np.random.default_rng(0)
     if llm.engine.has_unfinished():
         raise ValueError("llm: its engine has unfinished requests, which would be timed too")
-    context = llm.config.max_context_len
-    if context < SHORTEST_PROMPT + 2:
-        raise ValueError(f"max_context_len={context}: must be at least {SHORTEST_PROMPT + 2}")
+    context, rng = llm.config.max_context_len, np.random.default_rng(0)
     for name, value, low, high in (
         ("num_requests", num_requests, 1, llm.config.max_running_requests),
         ("new_tokens", new_tokens, 2, context - SHORTEST_PROMPT),
@@ -70,73 +66,56 @@ def bench_decode(
     ):
         if not low <= value <= high:
             raise ValueError(f"{name}={value}: must be in {low}..{high}")
-    longest = min(256, context - new_tokens)
-    vocab = llm.model.config.vocab_size
-    prompts = [
-        rng.integers(0, vocab, size=int(length))
-        for length in rng.integers(SHORTEST_PROMPT, longest + 1, size=num_requests)
-    ]
+    lengths = rng.integers(SHORTEST_PROMPT, min(256, context - new_tokens) + 1, size=num_requests)
+    prompts = [rng.integers(0, llm.model.config.vocab_size, size=int(length)) for length in lengths]
     slots = sum(llm.engine.cache.whole_pages(len(prompt) + new_tokens - 1) for prompt in prompts)
     if slots > llm.config.max_total_tokens:
         raise ValueError(
             f"max_total_tokens={llm.config.max_total_tokens}: {num_requests} requests together need {slots} slots"
         )
-    ways: dict[str, Callable[[], Run]] = {
-        "sessions, one by one": lambda: _run_sessions(llm, prompts, new_tokens, batched=False),
-        "sessions, padded batch": lambda: _run_sessions(llm, prompts, new_tokens, batched=True),
-        "pooled": lambda: _run_pooled(llm, prompts, new_tokens),
+    ways: dict[str, Callable[[Sequence[np.ndarray], int], Run]] = {
+        "sessions, one by one": lambda prompts, new: _run_sessions(llm, prompts, new, batched=False),
+        "sessions, padded batch": lambda prompts, new: _run_sessions(llm, prompts, new, batched=True),
+        "pooled": lambda prompts, new: _run_pooled(llm, prompts, new),
     }
-    runs: dict[str, list[Run]] = {way: [] for way in ways}
-    for batched in (False, True):  # warm up: a first pass allocates memory and starts threads
-        _run_sessions(llm, prompts[:1], 2, batched)
-    _run_pooled(llm, prompts[:1], 2)
-    with tqdm(total=rounds * len(ways), desc="bench decode", unit="run", disable=not use_tqdm) as bar:
-        for _ in range(rounds):
-            for way, run in ways.items():
-                runs[way].append(run())
-                bar.update(1)
-    num_tokens = num_requests * (new_tokens - 1)
-    reference = next(iter(runs.values()))
-    return [
-        DecodeResult(
-            way=way,
-            tokens_per_second=num_tokens / median(run.seconds for run in several),
-            ratio=median(first.seconds / run.seconds for first, run in zip(reference, several, strict=True)),
-            forwards=several[0].forwards,
-            bytes_copied_per_token=several[0].bytes_copied / num_tokens,
-            bytes_read_per_token=(several[0].bytes_used + several[0].bytes_padding) / num_tokens,
-            padding_share=several[0].bytes_padding / (several[0].bytes_used + several[0].bytes_padding),
-            tokens_equal=all(run.outputs == reference[0].outputs for run in several),
-        )
-        for way, several in runs.items()
+    for run in ways.values():  # warm up: a first pass allocates memory and starts threads
+        run(prompts[:1], 2)
+    every = [
+        {way: run(prompts, new_tokens) for way, run in ways.items()}
+        for _ in tqdm(range(rounds), desc="bench decode", unit="round", disable=not use_tqdm)
     ]
+    first, num_tokens = [next(iter(each.values())) for each in every], num_requests * (new_tokens - 1)
+    results = []
+    for way in ways:
+        runs = [each[way] for each in every]
+        read = runs[0].bytes_used + runs[0].bytes_padding
+        results.append(
+            DecodeResult(
+                way,
+                num_tokens / median(run.seconds for run in runs),
+                median(base.seconds / run.seconds for base, run in zip(first, runs, strict=True)),
+                runs[0].forwards,
+                runs[0].bytes_copied / num_tokens,
+                read / num_tokens,
+                runs[0].bytes_padding / read,
+                all(run.outputs == first[0].outputs for run in runs),
+            )
+        )
+    return results
 
 
 def format_decode(results: Sequence[DecodeResult], limit: int | None = None) -> str:
     """The results as a table, in lines of at most `limit` characters."""
-    cells = [
-        (
-            r.way,
-            f"{r.tokens_per_second:.0f}",
-            f"{r.ratio:.2f}",
-            str(r.forwards),
-            f"{r.bytes_copied_per_token / 1024:.0f} KiB",
-            f"{r.bytes_read_per_token / 1024:.0f} KiB",
-            f"{r.padding_share:.0%}",
-            "yes" if r.tokens_equal else "NO",
-        )
-        for r in results
-    ]
     heads = ("decode", "tok/s", "ratio", "passes", "moved", "read", "padding", "same tokens")
+    cells = []
+    for r in results:
+        moved, read = (f"{size / 1024:.0f} KiB" for size in (r.bytes_copied_per_token, r.bytes_read_per_token))
+        speed = (f"{r.tokens_per_second:.0f}", f"{r.ratio:.2f}", str(r.forwards))
+        cells.append((r.way, *speed, moved, read, f"{r.padding_share:.0%}", "yes" if r.tokens_equal else "NO"))
     first, *others = (list(column) for column in zip(heads, *cells, strict=True))
     right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
     legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)
     return f"{side_by_side([first, *right], limit)}\n\n{legend}"
-
-
-def as_json(results: Sequence[DecodeResult]) -> list[dict[str, object]]:
-    """The results as plain dictionaries."""
-    return [asdict(result) for result in results]
 
 
 def _run_sessions(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int, batched: bool) -> Run:
@@ -158,16 +137,6 @@ def _run_pooled(llm: LLM, prompts: Sequence[np.ndarray], new_tokens: int) -> Run
     groups = [engine.prepare(Request(prompt, params)) for prompt in prompts]
     for group in groups:
         engine.submit(group)
-    try:
-        return _step_pooled(llm, groups)
-    finally:
-        for group in groups:
-            engine.abort(group.request_id)
-        engine.flush_cache()
-
-
-def _step_pooled(llm: LLM, groups: Sequence[RequestGroup]) -> Run:
-    engine = llm.engine
     while engine.scheduler.waiting or engine.scheduler.prefilling:
         engine.step()
     rectangle = isinstance(engine.model_runner.attention_backend, TorchNativeBackend)
@@ -180,6 +149,7 @@ def _step_pooled(llm: LLM, groups: Sequence[RequestGroup]) -> Run:
         held += int(lens.sum())
         padding += int((lens.max() - lens).sum()) if rectangle else 0
     seconds = time.perf_counter() - start
+    engine.flush_cache()
     kv_bytes = llm.model.config.kv_bytes_per_token(llm.model.dtype)
     outputs = [group.output().token_ids for group in groups]
     return Run(seconds, outputs, engine.stats()["decode_steps"] - before, 0, held * kv_bytes, padding * kv_bytes)

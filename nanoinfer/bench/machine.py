@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-DTYPES = ("float32", "bfloat16", "float16")
 READS = 9
 
 
@@ -72,19 +71,12 @@ def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers.
-
-    `decode_parameters`: the parameters that one decode step of one request reads. These are all of them, except an
-    embedding table that is not also the head: a token reads only one row of it. `layer_parameters`: those without the head,
-    which a prompt's tokens are multiplied by.
-    """
+    """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers."""
 
     path: str
     name: str
     dtype: str
     parameters: int
-    decode_parameters: int
-    layer_parameters: int
     vocab_size: int
     context_len: int
 
@@ -92,39 +84,21 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
         config = json.loads((path / "config.json").read_text())
-        sizes: dict[str, int] = {}
-        kinds = set()
-        for file in sorted(path.glob("*.safetensors")):
-            for name, (kind, size) in _tensors(file).items():
-                sizes[name] = size
-                kinds.add(kind)
-        if not sizes:
+        tensors = {name: each for file in path.glob("*.safetensors") for name, each in _tensors(file).items()}
+        if not tensors:
             raise ValueError(f"{path}: has no *.safetensors")
-        table = sizes.get("model.embed_tokens.weight", 0)
-        missing = [key for key in ("vocab_size", "max_position_embeddings") if key not in config]
-        if missing:
-            raise ValueError(f"{path / 'config.json'}: has no {' and no '.join(missing)}")
-        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in sizes
-        if tied:
-            sizes.pop("lm_head.weight", None)  # some checkpoints store it again
-        names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-        dtype = config.get("dtype") or config.get("torch_dtype") or names.get(min(kinds), "float32")
+        if config.get("tie_word_embeddings", False):
+            tensors.pop("lm_head.weight", None)  # some checkpoints store it again
+        kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+        stored = kinds.get(min(kind for kind, _ in tensors.values()), "float32")
         return cls(
             str(path),
             _name(path),
-            dtype,
-            sum(sizes.values()),
-            sum(sizes.values()) - (0 if tied else table),
-            sum(sizes.values()) - (table if tied else 2 * table),
+            config.get("dtype") or config.get("torch_dtype") or stored,
+            sum(size for _, size in tensors.values()),
             config["vocab_size"],
             config["max_position_embeddings"],
         )
-
-    def decode_bytes(self, dtype: str, weights: str | None = None) -> int:
-        """Bytes of weights that one decode step of one request reads. `weights` of int8 count 8 bits per weight, int4 4.5
-        (a scale of 16 bits for 32 of them), as if an engine quantized all of them."""
-        bits = {"int8": 8.0, "int4": 4.5}.get(weights or "", 32.0 if dtype == "float32" else 16.0)
-        return int(self.decode_parameters * bits / 8)
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "path"}

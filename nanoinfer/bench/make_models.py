@@ -1,48 +1,46 @@
-"""Makes checkpoints for measurements: Llama shapes with random weights, and the same weights in other engines' formats.
+"""Makes checkpoints for measurements: Llama shapes with random weights, and the same weights in llama.cpp's format.
 
     python -m nanoinfer.bench.make_models checkpoint models/small-float32 models/small-bfloat16 models/mid-bfloat16
     python -m nanoinfer.bench.make_models gguf models/small-bfloat16                   (needs the package gguf)
-    python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --optimum-cli PATH/TO/optimum-cli
-
-A checkpoint's folder is named SIZE-DTYPE. The converted checkpoint is written beside it, with `.gguf` or `.ov` added to
-the name. With `--weights int8` or `int4`, the engine's own tool also quantizes it, and the added part is `.int8.gguf` and
-so on.
-
     PATH/TO/LLAMA.CPP'S/python nanoinfer/bench/make_models.py gguf models/small-bfloat16 --weights int8
-    python -m nanoinfer.bench.make_models openvino models/small-bfloat16 --weights int4 --optimum-cli ...
+
+A checkpoint's folder is named SIZE-DTYPE. The converted checkpoint is written beside it, with `.gguf` added to the name.
+With `--weights int8` or `int4`, llama.cpp's own tool quantizes it, and the added part is `.int8.gguf` and so on.
 
 This file also runs as a plain script where nanoinfer is not installed.
 """
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SIZES: dict[str, dict[str, Any]] = {
-    "small": {  # 57 M parameters, more than half of them embedding and head
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": False,
-    },
-    "mid": {  # 386 M parameters: Qwen2.5-0.5B's shape with a vocabulary of 32,000
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
+
+def _shape(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    return {**sizes, "num_key_value_heads": 2, "tie_word_embeddings": tied}
+
+
+SIZES = {
+    "small": _shape(512, 1536, 8, 8, tied=False),  # 57 M parameters, more than half of them embedding and head
+    "mid": _shape(896, 4864, 24, 14, tied=True),  # 386 M: Qwen2.5-0.5B's shape with a vocabulary of 32,000
 }
 DTYPES = ("float32", "bfloat16")
-VOCAB_SIZE, CONTEXT_LEN, ROPE_THETA = 32000, 4096, 10000.0
+FIELDS = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 
 def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
@@ -58,17 +56,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
         raise ValueError(
             f"{folder}: its name must be SIZE-DTYPE with a size of {', '.join(SIZES)} and a dtype of {', '.join(DTYPES)}"
         )
-    fields = {
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": CONTEXT_LEN,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        **SIZES[size],
-        **changes,
-    }
+    fields: dict[str, Any] = {**FIELDS, **SIZES[size], **changes}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**fields))
     model = model.to_empty(device="cpu").to(torch.bfloat16)
@@ -212,17 +200,16 @@ def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> No
     writer.add_add_bos_token(begins)
 
 
-def quantize_gguf(checkpoint: Path, weights: str) -> Path:
+def quantize_gguf(checkpoint: Path, weights: str) -> None:
     """Write `CHECKPOINT.int8.gguf` (Q8_0) or `CHECKPOINT.int4.gguf` (Q4_0) from `CHECKPOINT.gguf`, by llama.cpp's own
-    quantizer, which chooses the types of embedding and head itself; returns its path. RuntimeError if it fails."""
+    quantizer, which chooses the types of embedding and head itself. RuntimeError if it fails."""
     import llama_cpp
 
-    source, target = f"{checkpoint}.gguf", Path(f"{checkpoint}.{weights}.gguf")
+    source, target = f"{checkpoint}.gguf", f"{checkpoint}.{weights}.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = {"int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}[weights]
-    if code := llama_cpp.llama_model_quantize(source.encode(), str(target).encode(), params):
+    if code := llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
         raise RuntimeError(f"{source}: llama.cpp's quantizer returned {code}")
-    return target
 
 
 def pairs_as_neighbours(weights: Any, heads: int) -> Any:
@@ -241,44 +228,20 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, Any]]:
                 yield name, tensors.get_tensor(name).float()
 
 
-def make_openvino(checkpoint: Path, optimum_cli: str, weights: str | None = None) -> Path:
-    """Write `CHECKPOINT.ov`, or `CHECKPOINT.int8.ov` and so on, for OpenVINO by optimum-intel's exporter; returns the path.
-
-    Weights of a bfloat16 checkpoint are stored as float16, and the peer computes in bfloat16. `weights`: int8 has a scale
-    per output, int4 one per 32 inputs. CalledProcessError if the exporter fails.
-    """
-    config = json.loads((checkpoint / "config.json").read_text())
-    stored = weights or ("fp32" if config["dtype"] == "float32" else "fp16")
-    groups = ["--group-size", "32", "--sym"] if weights == "int4" else []
-    target = Path(f"{checkpoint}.{weights}.ov" if weights else f"{checkpoint}.ov")
-    command = [optimum_cli, "export", "openvino", "--model", str(checkpoint), "--task", "text-generation-with-past"]
-    subprocess.run(
-        [*command, "--weight-format", stored, *groups, str(target)],
-        check=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    return target
-
-
 def main() -> None:
     """The command line of the module's docstring."""
     parser = argparse.ArgumentParser(description="Make checkpoints for measurements, and convert them.")
-    parser.add_argument("what", choices=["checkpoint", "gguf", "openvino"])
+    parser.add_argument("what", choices=["checkpoint", "gguf"])
     parser.add_argument("folder", nargs="+", type=Path, help="checkpoint folders; name those to be made SIZE-DTYPE")
-    parser.add_argument("--weights", choices=["int8", "int4"], help="quantize (for gguf: an existing CHECKPOINT.gguf)")
-    parser.add_argument("--optimum-cli", default="optimum-cli", help="for openvino: optimum-intel's program")
+    parser.add_argument("--weights", choices=["int8", "int4"], help="quantize an existing CHECKPOINT.gguf")
     args = parser.parse_args()
-    if args.what == "checkpoint" and args.weights:
-        parser.error("checkpoint: takes no --weights")
     for folder in args.folder:
         if args.what == "checkpoint":
             make_checkpoint(folder)
-            made = folder
-        elif args.what == "gguf":
-            made = quantize_gguf(folder, args.weights) if args.weights else make_gguf(folder)
+        elif args.weights:
+            quantize_gguf(folder, args.weights)
         else:
-            made = make_openvino(folder, args.optimum_cli, args.weights)
-        print(made, file=sys.stderr)
+            make_gguf(folder)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from statistics import median
+from itertools import pairwise
+from statistics import mean, median, quantiles
 from typing import Any
-
-import numpy as np
 
 from nanoinfer.bench.workloads import Measure, Request
 
@@ -18,37 +17,24 @@ def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str,
     of a request, percentiles over all such gaps of all requests. `ms_per_token`: the mean gap of a request, median over
     requests. The last two are None when no request generates a second token.
     """
-    times, wall = [np.array(values) for values in answer["times"]], answer["wall_s"]
-    gaps = np.concatenate([np.diff(values) for values in times]) * 1000
-    means = [(values[-1] - values[0]) / (len(values) - 1) * 1000 for values in times if len(values) > 1]
-    cached = answer["cached_tokens"]
+    times, wall, cached = answer["times"], answer["wall_s"], answer["cached_tokens"]
+    gaps = [[1000 * (b - a) for a, b in pairwise(values)] for values in times if len(values) > 1]
+    every = [gap for some in gaps for gap in some]
+    centiles = quantiles(every, n=100, method="inclusive") if len(every) > 1 else every * 99
+    first = [round(values[0] - request.arrival, 6) for request, values in zip(requests, times, strict=True)]
     return {
         "wall_s": wall,
-        "output_tok_s": sum(request.new_tokens for request in requests) / wall,
+        "output_tok_s": sum(map(len, answer["tokens"])) / wall,
         "input_tok_s": sum(len(request.prompt) for request in requests) / wall,
-        "ttft_s": median(values[0] - request.arrival for request, values in zip(requests, times, strict=True)),
-        "ttft_each_s": [round(values[0] - r.arrival, 6) for r, values in zip(requests, times, strict=True)],
-        "ms_per_token": median(means) if means else None,
-        "tpot_ms": {f"p{p}": float(np.percentile(gaps, p)) for p in (50, 99)} if gaps.size else None,
+        "ttft_s": median(first),
+        "ttft_each_s": first,
+        "ms_per_token": median(map(mean, gaps)) if gaps else None,
+        "tpot_ms": {"p50": centiles[49], "p99": centiles[98]} if every else None,
         "peak_memory_mb": answer["peak_memory_mb"],
         "cached_tokens": None if None in cached else sum(cached),
-        "cores_elsewhere": answer["cores_elsewhere"],
         "digest": hashlib.sha256(json.dumps(answer["tokens"]).encode()).hexdigest()[:16],
+        "tokens": answer["tokens"],
     }
-
-
-def first_difference(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> tuple[int, int] | None:
-    """`(request, position)` of the first token that differs; None when all tokens are the same."""
-    for i, (a, b) in enumerate(zip(ours, others, strict=True)):
-        for j, (x, y) in enumerate(zip(a, b, strict=True)):
-            if x != y:
-                return i, j
-    return None
-
-
-def same_requests(ours: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> int:
-    """The number of requests whose tokens are all the same."""
-    return sum(list(a) == list(b) for a, b in zip(ours, others, strict=True))
 
 
 def advantage(ours: float, other: float, measure: Measure) -> float:
@@ -70,13 +56,11 @@ def against_best(
             winner = min(rivals, key=lambda name: advantage(value, rivals[name], measure))
             ratios.append(advantage(value, rivals[winner], measure))
             winners.append(winner)
-    if not ratios:
-        return None
-    return ratios, max(sorted(set(winners)), key=winners.count)
+    return (ratios, max(sorted(set(winners)), key=winners.count)) if ratios else None
 
 
 def runs_of(model: Mapping[str, Any], workload: str, engine: str) -> list[dict[str, Any]]:
-    """A model's runs of one workload on one engine, failed ones included."""
+    """The runs of one workload on one engine, failed ones included."""
     return [run for run in model["runs"] if run["workload"] == workload and run["engine"] == engine]
 
 

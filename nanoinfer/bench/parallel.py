@@ -7,7 +7,7 @@ Each way serves the same prompts in each round, one way after another, so that w
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -17,21 +17,18 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.exchange_meter import ExchangeMeter
 from nanoinfer.bench.machine import own_memory_mib
-from nanoinfer.bench.parallel_on_paper import KNOWN, PaperModel, PaperResult, on_paper
+from nanoinfer.bench.tables import number_cell, table
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.layers.linear import weight_bytes
 from nanoinfer.parallel.shard import torchrun_rank
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.terminal import filled, side_by_side
 
 LEGEND = """\
 prefill: prompt tokens per second, of one prompt. decode: output tokens per second. ratio: relative to the first row, median
 over rounds. waits: the share of rank 0's time in which it exchanges numbers with the others, or waits for a slower one.
 weights: MiB of weights in each process. memory: MiB by which rank 0 has grown once all is loaded and has run. same tokens:
-as the first row's; a split promises them in float32. A split model makes two all-reduces per layer and pass, whatever it
-computes between them."""
+as the first row's; a split promises them in float32. A split model makes two all-reduces per layer and pass."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,8 @@ class Way:
 
     @property
     def name(self) -> str:
-        return f"{_count(self.processes, 'process', 'es')}, {_count(self.threads, 'thread', 's')} each"
+        processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
+        return f"{processes}, {self.threads} thread{'s'[: self.threads > 1]} each"
 
 
 WAYS = (Way(1, 1), Way(2, 1), Way(1, 2), Way(2, 2))
@@ -67,18 +65,12 @@ class ParallelResult:
 
 
 @dataclass
-class ParallelResults:
-    """What was measured, and what data sheets say of accelerators."""
-
-    measured: list[ParallelResult]
-    on_paper: list[PaperResult]
-
-
-@dataclass
 class Run:
-    prefill_seconds: float
+    """Seconds of a way in a round, and how many of these it waited."""
+
+    prefill: float
     prefill_waits: float
-    decode_seconds: float
+    decode: float
     decode_waits: float
     tokens: list[list[int]]
 
@@ -88,49 +80,58 @@ class Candidate:
 
     def __init__(self, way: Way, model: str | Path, options: dict[str, Any], before: "Candidate | None"):
         """`before`: another way with one process, whose engine this one can use, too. (Other ranks keep their threads.)"""
-        self.way, self.runs = way, list[Run]()
+        self.way, self.runs, self.waits = way, list[Run](), 0.0
         torch.set_num_threads(way.processes * way.threads)  # a split model divides them among its processes
         options = {"tensor_parallel_size": way.processes, "disable_radix_cache": True, **options}
         self.llm: LLM = LLM(model, **options) if before is None else before.llm
         self.memory_mib: float | None = None if before is None else before.memory_mib
         split: Any = self.llm.model.split
-        self.meter = None if split is None else ExchangeMeter(split.communicator)
+        if split is not None:  # sending, receiving, and waiting for a slower rank
+            for name in ("gather_all", "gather", "broadcast"):
+                setattr(split.communicator, name, self._timed(getattr(split.communicator, name)))
+
+    def _timed(self, exchange: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return exchange(*arguments)
+            finally:
+                self.waits += time.perf_counter() - start
+
+        return timed
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> Run:
         """Serve the first prompt for one token, then all for `new_tokens`."""
         torch.set_num_threads(self.way.threads)
-        engine, start, waits = self.llm.engine, time.perf_counter(), self._waits()
+        engine, start, waits = self.llm.engine, time.perf_counter(), self.waits
         self.llm.generate(prompts[0], SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True))
-        prefill = time.perf_counter() - start, self._waits() - waits
+        prefill = time.perf_counter() - start, self.waits - waits
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0, ignore_eos=True)
         ids = [engine.add_request(prompt, params) for prompt in prompts]
         outputs: dict[int, list[int]] = {}
         while engine.scheduler.waiting or engine.scheduler.prefilling:
             outputs |= {out.request_id: out.token_ids for out in engine.step()}
-        start, waits = time.perf_counter(), self._waits()
+        start, waits = time.perf_counter(), self.waits
         while engine.has_unfinished():
             outputs |= {out.request_id: out.token_ids for out in engine.step()}
-        return Run(*prefill, time.perf_counter() - start, self._waits() - waits, [outputs[i] for i in ids])
+        return Run(*prefill, time.perf_counter() - start, self.waits - waits, [outputs[i] for i in ids])
 
     def result(self, first: "Candidate", prompt_tokens: int, decoded: int) -> ParallelResult:
         """Beside the runs of the first way, in the same rounds."""
         runs, pairs = self.runs, list(zip(first.runs, self.runs, strict=True))
-        is_split = self.meter is not None
+        is_split = self.llm.model.split is not None
         return ParallelResult(
             self.way.name,
-            prompt_tokens / median(run.prefill_seconds for run in runs),
-            median(base.prefill_seconds / run.prefill_seconds for base, run in pairs),
-            median(run.prefill_waits / run.prefill_seconds for run in runs) if is_split else None,
-            decoded / median(run.decode_seconds for run in runs),
-            median(base.decode_seconds / run.decode_seconds for base, run in pairs),
-            median(run.decode_waits / run.decode_seconds for run in runs) if is_split else None,
+            prompt_tokens / median(run.prefill for run in runs),
+            median(base.prefill / run.prefill for base, run in pairs),
+            median(run.prefill_waits / run.prefill for run in runs) if is_split else None,
+            decoded / median(run.decode for run in runs),
+            median(base.decode / run.decode for base, run in pairs),
+            median(run.decode_waits / run.decode for run in runs) if is_split else None,
             weight_bytes(self.llm.model.model) / 2**20,
             self.memory_mib,
             all(run.tokens == first.runs[0].tokens for run in runs),
         )
-
-    def _waits(self) -> float:
-        return 0.0 if self.meter is None else self.meter.seconds
 
 
 def bench_parallel(
@@ -139,11 +140,10 @@ def bench_parallel(
     prompt_tokens: int = 256,
     new_tokens: int = 32,
     rounds: int = 5,
-    use_tqdm: bool = True,
     **options: Any,
-) -> ParallelResults:
+) -> list[dict[str, Any]]:
     """Serve one prompt of `prompt_tokens` (prefill), then `num_requests` of them with `new_tokens` each (decode), greedily,
-    once per way and round. `options` of LLM, the same for all ways.
+    once per way and round. `options` of LLM, the same for all ways. Returns a dictionary per way.
 
     Under torchrun, the ways are one process and torchrun's, each with as many threads as this process has now.
     Changes the number of torch's threads, and puts it back. ValueError naming an argument that is out of range.
@@ -168,63 +168,29 @@ def bench_parallel(
             candidates.append(candidate := Candidate(way, model, options, alone))
             if alone is None:
                 candidate.run([[1, 2]], 2)
-            if alone is None and memory is not None and (now := own_memory_mib()) is not None:
-                candidate.memory_mib = now - memory
-        llm = candidates[0].llm
-        vocabulary = llm.model.config.vocab_size
+                if memory is not None and (now := own_memory_mib()) is not None:
+                    candidate.memory_mib = now - memory
+        vocabulary = candidates[0].llm.model.config.vocab_size
         prompts = np.random.default_rng(0).integers(0, vocabulary, (num_requests, prompt_tokens)).tolist()
-        _run_rounds(candidates, prompts, new_tokens, rounds, use_tqdm)
+        for turn in tqdm(range(rounds + 1), desc="bench parallel", unit="round"):
+            for candidate in candidates:
+                run = candidate.run(prompts, new_tokens)
+                candidate.runs.extend([run] * (turn > 0))  # the first round warms up
         decoded = num_requests * (new_tokens - 1)
-        measured = [each.result(candidates[0], prompt_tokens, decoded) for each in candidates]
-        config, parameters = llm.model.config, llm.model.model.num_parameters
-        own = PaperModel(llm.model.path.name, parameters, config.num_hidden_layers, config.hidden_size)
-        return ParallelResults(measured, on_paper([own, *KNOWN]))
+        return [asdict(each.result(candidates[0], prompt_tokens, decoded)) for each in candidates]
     finally:
         torch.set_num_threads(before)
         for each in candidates:
             each.llm.shutdown()
 
 
-def format_parallel(results: Sequence[ParallelResult], limit: int | None = None) -> str:
-    """What was measured as a table, in lines of at most `limit` characters."""
-    heads = ("parallel", "prefill tok/s", "ratio", "waits", "decode tok/s", "ratio", "waits", "weights", "memory")
-    cells = [
-        (
-            r.way,
-            f"{r.prefill_tokens_per_second:.0f}",
-            f"{r.prefill_ratio:.2f}",
-            "-" if r.prefill_waits_share is None else f"{r.prefill_waits_share:.0%}",
-            f"{r.decode_tokens_per_second:.0f}",
-            f"{r.decode_ratio:.2f}",
-            "-" if r.decode_waits_share is None else f"{r.decode_waits_share:.0%}",
-            f"{r.weights_mib:.0f}",
-            "-" if r.memory_mib is None else f"{r.memory_mib:.0f}",
-            "yes" if r.tokens_equal else "NO",
-        )
-        for r in results
-    ]
-    first, *others = (list(column) for column in zip((*heads, "same tokens"), *cells, strict=True))
-    right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
-    legend = LEGEND if limit is None else filled(" ".join(LEGEND.split()), limit)
-    return f"{side_by_side([first, *right], limit)}\n\n{legend}"
-
-
-def as_json(results: ParallelResults) -> dict[str, object]:
-    """The results as plain dictionaries."""
-    return asdict(results)
-
-
-def _run_rounds(
-    candidates: Sequence[Candidate], prompts: list[list[int]], new_tokens: int, rounds: int, use_tqdm: bool
-) -> None:
-    """The first round warms up, and does not count."""
-    with tqdm(total=(rounds + 1) * len(candidates), desc="bench parallel", unit="run", disable=not use_tqdm) as bar:
-        for turn in range(rounds + 1):
-            for candidate in candidates:
-                run = candidate.run(prompts, new_tokens)
-                candidate.runs.extend([run] * (turn > 0))
-                bar.update(1)
-
-
-def _count(number: int, thing: str, plural: str) -> str:
-    return f"{number} {thing}{plural if number > 1 else ''}"
+def format_parallel(measured: Sequence[dict[str, Any]]) -> str:
+    """What was measured as a table."""
+    heads = ("prefill tok/s", "ratio", "waits", "decode tok/s", "ratio", "waits", "weights", "memory", "same tokens")
+    rows = []
+    for each in measured:
+        way, *figures, equal = each.values()
+        shares = {2: figures[2], 5: figures[5]}
+        cells = [("–" if v is None else f"{v:.0%}") if i in shares else number_cell(v) for i, v in enumerate(figures)]
+        rows.append([way, *cells, "yes" if equal else "NO"])
+    return f"{table(['parallel', *heads], rows)}\n\n{LEGEND}"

@@ -6,16 +6,19 @@ have been chosen greedily there. (In generated text, one early difference would 
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
-from nanoinfer.bench.markdown import table
+from nanoinfer.bench.engines import EngineSpec, parse_engine
+from nanoinfer.bench.processes import EngineFailure, Worker
+from nanoinfer.bench.session import Settings
+from nanoinfer.bench.tables import table
 from nanoinfer.registry import KV_STORAGES, QUANTIZATIONS
 
 Texts = list[list[int]]
@@ -103,31 +106,25 @@ def written_texts(path: Path, file: Path, tokens: int) -> Texts:
 
 
 def measure_quality(
-    path: Path,
-    dtype: str,
-    texts: Mapping[str, Texts],
-    engines: Sequence[EngineSpec],
-    threads: int,
-    timeout: float = 600,
+    path: Path, dtype: str, texts: Mapping[str, Texts], settings: Settings
 ) -> tuple[list[Quality], dict[str, str]]:
     """Score `texts` (by kind) with all engines, one after another; the first is the reference. Returns the figures, and why
     an engine has none."""
     reference: dict[str, Mapping[str, Any]] = {}
     figures, failed = [], {}
-    total = len(engines) * sum(len(each) for each in texts.values())
+    total = len(settings.engines) * sum(len(each) for each in texts.values())
     with tqdm(total=total, desc="bench quality", unit="text") as bar:
-        for spec in engines:
+        for spec in settings.engines:
             bar.set_postfix_str(spec.name)
             try:
-                command = spec.command(str(path), dtype, threads)
-                with Worker(command, spec.environment(threads), timeout) as worker:
+                with spec.start(str(path), dtype, settings.threads, settings.timeout) as worker:
                     for kind, several in texts.items():
                         scores = _scores(worker, several, bar)
                         reference.setdefault(kind, scores)
                         figures.append(_quality(spec.name, kind, scores, reference[kind]))
             except EngineFailure as failure:
                 failed[spec.name] = " | ".join(str(failure).splitlines())
-                if spec is engines[0]:  # what the others are compared with
+                if spec is settings.engines[0]:  # what the others are compared with
                     raise ValueError(f"{spec.name}: {failed[spec.name]}") from failure
     return figures, failed
 
@@ -154,12 +151,8 @@ def _quality(engine: str, kind: str, scores: Mapping[str, Any], reference: Mappi
     change = float(more.sum() / tokens)
     scatter = more - change * counts  # of a ratio of two sums: each text's distance from the common ratio
     error = math.sqrt(float((scatter**2).sum())) / tokens
-    pairs = zip(_flat(scores["greedy"]), _flat(reference["greedy"]), strict=True)
+    pairs = zip(chain(*scores["greedy"]), chain(*reference["greedy"]), strict=True)
     return Quality(engine, kind, tokens, mean, change, error, sum(a == b for a, b in pairs) / tokens)
-
-
-def _flat(lists: Iterable[Iterable[int]]) -> Iterator[int]:
-    return (value for each in lists for value in each)
 
 
 def format_quality(figures: Sequence[Quality], failed: Mapping[str, str]) -> str:

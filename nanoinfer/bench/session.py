@@ -1,41 +1,96 @@
-"""A measuring session: loads every engine once, then runs every workload of every round on each of them in turn."""
+"""A session: every round takes every case through all engines, one after another in shuffled order.
+
+`measure_model` is `bench run`: engines that are loaded once, and workloads. Other measurements bring their own cases.
+"""
 
 import random
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker
-from nanoinfer.bench.load import Load
-from nanoinfer.bench.machine import Checkpoint, read_bandwidth
-from nanoinfer.bench.metrics import first_difference, same_requests, summary
-from nanoinfer.bench.settings import Settings
+from nanoinfer.bench.engines import CONVERTED, EngineSpec
+from nanoinfer.bench.machine import Checkpoint
+from nanoinfer.bench.metrics import summary
+from nanoinfer.bench.processes import EngineFailure, Worker
+from nanoinfer.bench.results import Keep, Results, without_folders
+from nanoinfer.bench.texts import TextWorkload
 from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make_job, shape, warm_up
+from nanoinfer.frontends.llm import LLM
 
 
-def reported(spec: EngineSpec, failure: EngineFailure) -> str:
+@dataclass(frozen=True)
+class Settings:
+    """What all measurements have in common. `timeout`: how many seconds an engine may take for one answer."""
+
+    engines: Sequence[EngineSpec]
+    rounds: int = 3
+    threads: int = 1
+    seed: int = 0
+    timeout: float = 600.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """What must be the same when a stopped run continues (except `rounds`)."""
+        engines = [engine.name for engine in self.engines]
+        return {"engines": engines, "rounds": self.rounds, "threads": self.threads, "seed": self.seed}
+
+
+def measure_rounds(
+    results: Results,
+    cases: Sequence[Any],
+    settings: Settings,
+    one_run: Callable[[int, Any, EngineSpec], dict[str, Any]],
+    keep: Keep = lambda results: None,
+) -> None:
+    """Add to `results["runs"]` what it does not have yet: a dictionary of `one_run(round, case, engine)` per round, case
+    and engine, failed ones included. `keep` is called after every case of every round.
+
+    `tokens` of a run are compared with those of nanoinfer, as it is listed first with the same kind of weights.
+    """
+    done = {(run["round"], run["workload"]) for run in results["runs"]}
+    blocks = [(number, case) for number in range(settings.rounds) for case in cases if (number, str(case)) not in done]
+    with tqdm(total=len(blocks) * len(settings.engines), desc="bench", unit="run") as bar:
+        for number, case in blocks:
+            runs, tokens = [], {}
+            rng = random.Random(f"{case}/{settings.seed + number}")
+            for spec in rng.sample(settings.engines, len(settings.engines)):
+                bar.set_postfix_str(f"{case}, {spec.name}")
+                run: dict[str, Any] = {"round": number, "workload": str(case), "engine": spec.name}
+                try:
+                    run |= one_run(number, case, spec)
+                    tokens[spec.name] = run.pop("tokens", None)
+                except EngineFailure as failure:
+                    run["error"] = reported(spec, failure)
+                runs.append(run)
+                bar.update(1)
+            kinds = {spec.name: spec.weights for spec in settings.engines}
+            for run in runs:
+                same_kind = [e.name for e in settings.engines if e.is_ours and e.weights == kinds[run["engine"]]]
+                ours, others = (tokens.get(name) for name in ("".join(same_kind[:1]), run["engine"]))
+                if ours and others:
+                    run["same_requests"] = [sum(a == b for a, b in zip(ours, others, strict=True)), len(others)]
+            results["runs"] += runs
+            keep(results)
+
+
+def reported(spec: Any, failure: EngineFailure) -> str:
     """Print a failure in full at once. Returns the message to record, without the names of folders."""
     tqdm.write(f"{spec.name}: {failure}", file=sys.stderr)
     return without_folders(str(failure))
 
 
-def without_folders(text: str) -> str:
-    """Absolute paths shortened to their last part, because this machine's folders mean nothing elsewhere."""
-    return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", text)
-
-
 def measure_model(
     path: Path,
     dtype: str | None,
+    workloads: Sequence[Workload | TextWorkload],
     settings: Settings,
-    earlier: Mapping[str, Any] | None = None,
-    keep: Callable[[dict[str, Any]], None] = lambda model: None,
-) -> dict[str, Any]:
+    earlier: Results | None = None,
+    keep: Keep = lambda model: None,
+) -> Results:
     """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`.
 
     `earlier`: the entry of a run that was stopped; its rounds are not measured again. `keep` is called with the entry after
@@ -45,156 +100,93 @@ def measure_model(
     for name, value in checkpoint.as_dict().items():
         if earlier is not None and name != "dtype" and earlier.get(name) != value:
             raise ValueError(f"{path}: {name} is {value}, but {earlier.get(name)} where the run is to be continued")
-    dtype = dtype or checkpoint.dtype
-    gap = default_gap(checkpoint.parameters) if settings.gap is None else settings.gap
-    result: dict[str, Any] = {
+    dtype, gap = dtype or checkpoint.dtype, default_gap(checkpoint.parameters)
+    results: Results = {
         **checkpoint.as_dict(),
         "dtype": dtype,
-        "decode_bytes": checkpoint.decode_bytes(dtype),
         "gap_s": gap,
-        "workloads": {
-            w.name: _workload_facts(w, checkpoint.context_len, gap, settings.busy) for w in settings.workloads
-        },
-        "bandwidth_gb_s": [],
+        "workloads": {str(each): _facts(each, checkpoint.context_len, gap) for each in workloads},
         "engines": [],
         "runs": [],
         **(earlier or {}),
     }
-    done = {(run["round"], run["workload"]) for run in result["runs"]}
-    blocks = [
-        (number, workload, [e for e in settings.engines if number == 0 or e.name not in settings.once])
-        for number in range(settings.rounds)
-        for workload in settings.workloads
-        if (number, workload.name) not in done
-    ]
-    if settings.rounds and not blocks:
-        return result
-    needed = [spec for spec in settings.engines if any(spec in block[2] for block in blocks)]
-    total = len(needed) + sum(len(block[2]) for block in blocks)
+    if len({(run["round"], run["workload"]) for run in results["runs"]}) >= settings.rounds * len(workloads):
+        return results
+    texts = [each for each in workloads if isinstance(each, TextWorkload)]
+    writer = LLM(path, dtype=dtype) if texts else None
+    if texts:
+        specs = [spec.with_options(tokenizer=True) if spec.is_ours else spec for spec in settings.engines]
+        settings = replace(settings, engines=specs)
 
-    def bandwidth_now() -> float:
-        return read_bandwidth(settings.threads, settings.bandwidth_bytes)
+    def one_run(number: int, workload: Workload | TextWorkload, spec: EngineSpec) -> dict[str, Any]:
+        seed, worker = settings.seed + number, workers[spec.name]
+        if isinstance(worker, str):
+            raise EngineFailure("not loaded")
+        if isinstance(workload, TextWorkload):
+            assert writer is not None
+            job = workload.make_job(writer, seed)
+            if not spec.is_ours and any(request.sampling for request in job.requests):
+                return {"skipped": "is not asked for JSON or samples"}
+            return summary(job.requests, worker.ask(job.as_message()))
+        job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
+        if workload.primed and not worker.about["prefix_cache"]:
+            return {"skipped": "has no prefix cache"}
+        return summary(job.requests, worker.ask(job.as_message()))
 
-    with ExitStack() as stack, tqdm(total=total, desc=f"bench {checkpoint.name} {dtype}", unit="run") as bar:
-        result["bandwidth_gb_s"].append(bandwidth_now())
-        workers = {}
-        for spec in needed:
-            bar.set_postfix_str(f"loading {spec.name}")
-            about, worker = _start(spec, checkpoint, dtype, settings)
-            if worker is not None:
-                workers[spec.name] = stack.enter_context(worker)
-            _describe_engine(result["engines"], about)
-            bar.update(1)
-        for number, workload, taking_part in blocks:
-            seed = settings.seed + number
-            job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
-            order = list(taking_part)
-            random.Random(f"{workload.name}/{seed}").shuffle(order)
-            busy = settings.busy if workload.busy else 0
-            result["runs"] += _one_round(number, workload, job, order, workers, bandwidth_now, bar, busy)
-            keep(result)
-        result["bandwidth_gb_s"].append(bandwidth_now())
-    keep(result)
-    return result
+    with ExitStack() as stack:
+        first = [warm_up(checkpoint.context_len, checkpoint.vocab_size)]
+        learning = [each.make_job(writer, -1) for each in texts] if writer else []  # what drafts bring, and passes cost
+        workers = {
+            spec.name: _load(spec, checkpoint, dtype, settings, results, stack, first + learning * spec.is_ours)
+            for spec in settings.engines
+        }
+        measure_rounds(results, workloads, settings, one_run, keep)
+    keep(results)
+    return results
 
 
-def _describe_engine(engines: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Add `about` to `engines`, or replace the description that an earlier run left."""
-    place = next((i for i, other in enumerate(engines) if other["name"] == about["name"]), None)
-    if place is None:
-        engines.append(about)
-        return
-    then, now = engines[place].get("versions"), about.get("versions")
-    if then and now and then != now:
-        words = [" ".join(f"{name} {version}" for name, version in each.items()) for each in (now, then)]
-        raise ValueError(f"--resume: {about['name']} is {words[0]} now, but the earlier rounds ran with {words[1]}")
-    engines[place] = about
-
-
-def _workload_facts(workload: Workload, context_len: int, gap: float, busy: int) -> dict[str, Any]:
+def _facts(workload: Workload | TextWorkload, context_len: int, gap: float) -> dict[str, Any]:
+    if isinstance(workload, TextWorkload):
+        return {"description": f"texts, {workload.together} at a time"}
     shared, lengths, scaled = shape(workload, context_len)
-    facts = {"shared": shared, "lengths": lengths, "scaled": scaled}
-    return {"description": describe(workload, context_len, gap, busy), **facts}
+    return {
+        "description": describe(workload, context_len, gap),
+        "shared": shared,
+        "lengths": lengths,
+        "scaled": scaled,
+    }
 
 
-def _start(
-    spec: EngineSpec, checkpoint: Checkpoint, dtype: str, settings: Settings
-) -> tuple[dict[str, Any], Worker | None]:
-    """Load an engine and warm it up. Returns its description and its worker, which is None if it failed."""
+def _load(
+    spec: EngineSpec,
+    checkpoint: Checkpoint,
+    dtype: str,
+    settings: Settings,
+    results: Results,
+    stack: ExitStack,
+    warm: Sequence[Job],
+) -> Worker | str:
+    """Load an engine and have it serve what is `warm`; the `stack` closes it. Its description goes into
+    `results`. Returns the reason if it failed."""
     about: dict[str, Any] = {
         "name": spec.name,
         "ours": spec.is_ours,
         "options": dict(spec.options),
         "weights": spec.weights,
-        "decode_bytes": checkpoint.decode_bytes(dtype, spec.weights),
     }
-    worker = None
+    loaded: Worker | str
     try:
-        if spec.converts and dtype != checkpoint.dtype:
+        if spec.file.stem in CONVERTED and dtype != checkpoint.dtype:
             raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, whose dtype is {checkpoint.dtype}")
-        command, env = spec.command(checkpoint.path, dtype, settings.threads), spec.environment(settings.threads)
-        worker = Worker(command, env, settings.timeout)
-        about.update(worker.about)
-        worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
+        loaded = stack.enter_context(spec.start(checkpoint.path, dtype, settings.threads, settings.timeout))
+        about.update(loaded.about)
+        for job in warm:
+            loaded.ask(job.as_message())
     except EngineFailure as failure:
-        about["error"] = reported(spec, failure)
-        if worker is not None:
-            worker.close()
-        return about, None
-    except BaseException:  # interrupted: only this frame knows the worker, which would otherwise stay stopped forever
-        if worker is not None:
-            worker.close()
-        raise
-    return about, worker
-
-
-def _one_round(
-    number: int,
-    workload: Workload,
-    job: Job,
-    order: Sequence[EngineSpec],
-    workers: Mapping[str, Worker],
-    bandwidth_now: Callable[[], float],
-    bar: "tqdm[Any]",
-    busy: int,
-) -> list[dict[str, Any]]:
-    """Run one workload on all engines, beside `busy` other processes; returns one dictionary per run, in their order."""
-    runs, tokens = [], {}
-    for place, spec in enumerate(order):
-        bar.set_postfix_str(f"{workload.name}, {spec.name}")
-        run: dict[str, Any] = {"round": number, "workload": workload.name, "engine": spec.name, "place": place}
-        if busy:
-            run["busy"] = busy
-        worker = workers.get(spec.name)
-        if worker is not None and workload.primed and not worker.about["prefix_cache"]:
-            run["skipped"] = "has no prefix cache"
-        elif worker is not None:
-            try:
-                bandwidth = [bandwidth_now()] if workload.bound_by_memory else []
-                with Load(busy) if busy else nullcontext():
-                    answer = worker.ask(job.as_message())
-                tokens[spec.name] = answer["tokens"]
-                run.update(summary(job.requests, answer))
-                if workload.bound_by_memory:  # on a shared machine the bandwidth changes from minute to minute
-                    run["bandwidth_gb_s"] = [*bandwidth, bandwidth_now()]
-            except EngineFailure as failure:
-                run["error"] = reported(spec, failure)
-        else:
-            run["error"] = "not loaded"
-        runs.append(run)
-        bar.update(1)
-    kinds = {spec.name: spec.weights for spec in order}
-    for run in runs:
-        ours = next((spec.name for spec in _listed_first(order, kinds[run["engine"]]) if spec.name in tokens), None)
-        if ours is not None and run["engine"] in tokens:
-            others = tokens[run["engine"]]
-            run["same_requests"] = [same_requests(tokens[ours], others), len(others)]
-            run["first_difference"] = first_difference(tokens[ours], others)
-    return runs
-
-
-def _listed_first(order: Sequence[EngineSpec], weights: str | None) -> list[EngineSpec]:
-    """nanoinfer's engines with this kind of weights, the one with the fewest options first. The others' tokens are compared
-    with its tokens."""
-    ours = [spec for spec in order if spec.is_ours and spec.weights == weights]
-    return sorted(ours, key=lambda spec: len(spec.options))
+        loaded = about["error"] = reported(spec, failure)
+    before: dict[str, Any] = next((each for each in results["engines"] if each["name"] == spec.name), {})
+    then, now = before.get("versions"), about.get("versions")
+    if then and now and then != now:
+        raise ValueError(f"--resume: {spec.name} is {now} now, but the earlier rounds ran with {then}")
+    results["engines"] = [each for each in results["engines"] if each is not before] + [about]
+    return loaded

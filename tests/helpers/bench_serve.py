@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.bench.serve import client, stalls, traffic
-from nanoinfer.bench.serve.answers import Packets
+from nanoinfer.bench.serve import client, traffic
+from nanoinfer.bench.serve.client import Packets
 from nanoinfer.bench.serve.figures import Goodput
 from nanoinfer.bench.serve.servers import ServerSpec
 from tests.helpers import fake_server
@@ -68,7 +68,6 @@ class Ticking:
         patch.setattr(traffic, "asyncio", SimpleNamespace(TaskGroup=asyncio.TaskGroup, **names))
         patch.setattr(traffic, "time", self)
         patch.setattr(client, "time", self)
-        patch.setattr(stalls, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     over: Callable[[], bool] | None
     process_time = staticmethod(time.process_time)

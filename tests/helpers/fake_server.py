@@ -26,9 +26,9 @@ def event(choices: list[Any], **more: Any) -> bytes:
     return chunk({"choices": choices, **more})
 
 
-def plain(status: int, body: bytes, *headers: str) -> bytes:
+def plain(status: int, body: bytes) -> bytes:
     """An answer that is not a stream."""
-    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *headers, "", ""]
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
 
 
@@ -40,30 +40,28 @@ class Server:
         self.open_now, self.most_open, self.prompts = 0, 0, list[str]()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection."""
+        """Serve one request."""
         try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
-                if not lengths:
-                    writer.write(plain(200, b"ok"))
-                    continue
-                body = json.loads(await reader.readexactly(int(lengths[0])))
-                self.prompts.append(body["prompt"])
-                self.open_now += 1
-                self.most_open = max(self.most_open, self.open_now)
-                try:
-                    if not await self.answer(writer, body["max_tokens"]):
-                        return
-                finally:
-                    self.open_now -= 1
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
+            if not lengths:
+                writer.write(plain(200, b"ok"))
+                return
+            body = json.loads(await reader.readexactly(int(lengths[0])))
+            self.prompts.append(body["prompt"])
+            self.open_now += 1
+            self.most_open = max(self.most_open, self.open_now)
+            try:
+                await self.answer(writer, body["max_tokens"])
+            finally:
+                self.open_now -= 1
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def answer(self, writer: asyncio.StreamWriter, tokens: int) -> bool:
-        """Answer a request; False if the connection is to be closed."""
+    async def answer(self, writer: asyncio.StreamWriter, tokens: int) -> None:
+        """Answer a request."""
         self.served += 1
         is_troubled = self.served > self.after and self.served % self.every == 0
         trouble = self.trouble if is_troubled else ""
@@ -74,10 +72,10 @@ class Server:
             await asyncio.Event().wait()
         if trouble == "500":
             writer.write(plain(500, b'{"error": {"message": "no room"}}'))
-            return True
+            return
         if trouble == "429":
-            writer.write(plain(429, b'{"error": {"message": "too many"}}', "retry-after: 1"))
-            return True
+            writer.write(plain(429, b'{"error": {"message": "too many"}}'))
+            return
         writer.write(STREAM)
         for i in range(tokens - (trouble == "short")):
             await writer.drain()
@@ -86,14 +84,13 @@ class Server:
                 writer.write(chunk({"error": {"message": "a step failed"}}))
                 break
             if i and trouble == "cut":
-                return False
+                return
             writer.write(event([{"index": 0, "text": f" {i}", "finish_reason": None}]))
         if trouble != "endless":
             writer.write(event([{"index": 0, "text": "", "finish_reason": "length"}]))
         usage = {"prompt_tokens": 9, "completion_tokens": tokens - (trouble == "short")}
         writer.write(event([], usage={**usage, "prompt_tokens_details": {"cached_tokens": 4}}))
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
-        return True
 
 
 async def main() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 
 class Peer:
-    """`options` are LLM's. Like every measured engine, it takes and returns token ids and loads no tokenizer."""
+    """`options` are LLM's. Like every measured engine, it takes and returns token ids, and loads no `tokenizer`, unless
+    grammars need one."""
 
     prefix_cache = True
 
-    def __init__(self, model: str, dtype: str, threads: int, **options: Any):
+    def __init__(self, model: str, dtype: str, threads: int, tokenizer: bool = False, **options: Any):
         import torch
 
         import nanoinfer
@@ -20,7 +21,8 @@ class Peer:
 
         torch.set_num_threads(threads)
         with tempfile.TemporaryDirectory() as folder:
-            self.llm = LLM(without_tokenizer(Path(model), Path(folder)), dtype=dtype, **options)
+            path = Path(model) if tokenizer else without_tokenizer(Path(model), Path(folder))
+            self.llm = LLM(path, **{"dtype": dtype, "generation_config": "none", **options})
         self.engine = self.llm.engine
         self.prefix_cache = not self.llm.config.disable_radix_cache
         self.versions = {"nanoinfer": nanoinfer.__version__, "source": source_digest(), "torch": torch.__version__}
@@ -52,21 +54,28 @@ class Peer:
             raise ValueError(f"{len(tokens)} tokens: must fit into one pass")
         return rows.numpy()
 
-    def add(self, index: int, prompt: list[int], new_tokens: int, adapter: str | None = None) -> None:
+    def add(
+        self,
+        index: int,
+        prompt: list[int],
+        new_tokens: int,
+        adapter: str | None = None,
+        sampling: dict[str, Any] | None = None,
+    ) -> None:
         from nanoinfer import SamplingParams
 
-        params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_new_tokens=new_tokens, **(sampling or {"temperature": 0.0, "ignore_eos": True}))
         self._index[self.engine.add_request(prompt, params, adapter=adapter)] = index
         self._emitted[index] = 0
 
     def busy(self) -> bool:
         return self.engine.has_unfinished()
 
-    def step(self, emit: Callable[[int, list[int]], None]) -> None:
+    def step(self, emit: Callable[..., None]) -> None:
         for output in self.engine.step():
             index = self._index[output.request_id]
             tokens = output.token_ids
-            emit(index, tokens[self._emitted[index] :])
+            emit(index, tokens[self._emitted[index] :], output.finished)
             self._emitted[index], self._cached[index] = len(tokens), output.cached_tokens
             if output.finished:
                 del self._index[output.request_id]

@@ -16,11 +16,7 @@ class Peer:
     def __init__(self, model: str, dtype: str, threads: int, weights: str | None = None, **options: Any):
         path = f"{model}.{weights}.ov" if weights else f"{model}.ov"
         if not os.path.isdir(path):
-            more = f"--weights {weights} " if weights else ""
-            raise FileNotFoundError(
-                f"{path}: not found; make it with python -m nanoinfer.bench.make_models openvino {model} "
-                f"{more}--optimum-cli PATH/TO/optimum-cli (from the package optimum-intel)"
-            )
+            raise FileNotFoundError(f"{path}: not found; make it with optimum-cli export openvino --model {model} ...")
         import openvino
         import openvino_genai
 

@@ -1,16 +1,28 @@
-"""Hugging Face transformers: `generate` on left-padded batches, without continuous batching or a prefix cache."""
+"""Hugging Face transformers: `generate` on left-padded batches, without continuous batching or a prefix cache. Adapters by
+PEFT: one batch, in which every request has its own adapter or none."""
 
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+BASE = "__base__"  # PEFT's name for no adapter
+
 
 class Peer:
-    """Waiting requests go into one batch of at most `max_batch`, which runs until its longest output is done."""
+    """Waiting requests go into one batch of at most `max_batch`, which runs until its longest output is done. `adapters`:
+    name → folder, in the model's dtype."""
 
     prefix_cache = False
 
-    def __init__(self, model: str, dtype: str, threads: int, max_batch: int = 16, device: str = "cpu"):
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+        threads: int,
+        max_batch: int = 16,
+        device: str = "cpu",
+        adapters: dict[str, str] | None = None,
+    ):
         import torch
         import transformers
 
@@ -20,10 +32,19 @@ class Peer:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
-        self.model.eval().to(device)
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        self._adapters: dict[int, str] = {}  # index → name
+        if adapters:
+            import peft
+
+            (first, path), *others = adapters.items()
+            self.model = peft.PeftModel.from_pretrained(self.model, path, first, autocast_adapter_dtype=False)
+            for name, path in others:
+                self.model.load_adapter(path, name, autocast_adapter_dtype=False)
+            self.versions["peft"] = peft.__version__
+        self.model.eval().to(device)
         self._waiting: deque[tuple[int, list[int], int]] = deque()
 
     def logits(self, tokens: list[int]) -> Any:
@@ -33,12 +54,9 @@ class Peer:
         with torch.inference_mode():
             return self.model(torch.tensor([tokens], device=self.device)).logits[0].float().cpu().numpy()
 
-    def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
+    def add(self, index: int, prompt: list[int], new_tokens: int, adapter: str | None = None) -> None:
         self._waiting.append((index, prompt, new_tokens))
-
-    def generate_options(self, indices: list[int]) -> dict[str, Any]:
-        """More arguments of `generate`, for the batch of the requests `indices`."""
-        return {}
+        self._adapters[index] = BASE if adapter is None else adapter
 
     def busy(self) -> bool:
         return bool(self._waiting)
@@ -65,6 +83,8 @@ class Peer:
                         emit(index, [token])
                 return torch.zeros(len(batch), dtype=torch.bool, device=input_ids.device)
 
+        names = [self._adapters[index] for index, _, _ in batch]
+        more = {} if set(names) == {BASE} else {"adapter_names": names}
         with torch.inference_mode():
             self.model.generate(
                 ids,
@@ -72,5 +92,5 @@ class Peer:
                 max_new_tokens=max(new_tokens for _, _, new_tokens in batch),
                 do_sample=False,
                 stopping_criteria=StoppingCriteriaList([Watch()]),
-                **self.generate_options([index for index, _, _ in batch]),
+                **more,
             )

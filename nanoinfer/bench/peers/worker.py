@@ -10,11 +10,11 @@ To measure another engine, write a peer file that defines `class Peer`:
     prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
     add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token;
                                              for `bench adapters` with `adapter`, a name from the option `adapters`
+                                             (`sampling`, which may end an output earlier, is for nanoinfer alone)
     busy() -> bool                           whether any request is unfinished
     step(emit)                               continue, and call emit(index, token_ids) as soon as there are new tokens
+                                             (with finished=True if an output ended before it had all its tokens)
     cached_tokens(index) -> int | None       optional: tokens of that prompt whose K/V was cached
-    ngram                                    optional, among the options: for `bench drafts`, how many tokens it drafts
-                                             from n-grams at most, 0 without
     save()                                   optional, for `bench tiers`: the process will end, and what is worth keeping
                                              must be where the next one looks for it
     logits(tokens) -> array [T, V]           optional, for `bench quality`: what follows each token (the last row may lack)
@@ -23,7 +23,6 @@ The clock is in this file, so it is the same for all engines. It needs only Pyth
 (and numpy, to score logits).
 """
 
-import ctypes
 import gc
 import importlib.util
 import json
@@ -44,7 +43,6 @@ def main() -> None:
     or `{"save": true}` per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print, even from C++, but standard output must contain only answers
-    _die_with_parent()
     here = Path(__file__).resolve().parent
     sys.path[:] = [
         entry for entry in sys.path if Path(entry).resolve() != here
@@ -82,12 +80,10 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
     if hasattr(peer, "prepare"):
         peer.prepare(job.get("shared", False))
     if job.get("prime"):
-        serve(peer, job["prime"])
+        serve(peer, job["prime"], job.get("together", 0))
     gc.collect()
     _reset_peak_memory()
-    elsewhere = _cpu_seconds_elsewhere()
-    tokens, times, wall = serve(peer, job["requests"])
-    elsewhere = _cpu_seconds_elsewhere() - elsewhere
+    tokens, times, wall = serve(peer, job["requests"], job.get("together", 0))
     cached = getattr(peer, "cached_tokens", lambda index: None)
     return {
         "tokens": tokens,
@@ -95,7 +91,6 @@ def run(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
         "wall_s": wall,
         "cached_tokens": [cached(i) for i in range(len(tokens))],
         "peak_memory_mb": peak_memory_mb(),
-        "cores_elsewhere": elsewhere / wall,
     }
 
 
@@ -115,33 +110,38 @@ def score(peer: Any, texts: list[list[int]]) -> dict[str, Any]:
     return {"nats": nats, "greedy": greedy}
 
 
-def serve(peer: Any, requests: list[dict[str, Any]]) -> tuple[list[list[int]], list[list[float]], float]:
+def serve(
+    peer: Any, requests: list[dict[str, Any]], together: int = 0
+) -> tuple[list[list[int]], list[list[float]], float]:
     """Add requests to the peer as they arrive, and step it until all are done. Returns tokens, times, seconds in total.
 
-    RuntimeError if a request did not get exactly `new_tokens` tokens.
+    `together`: how many are served at a time; 0: all. RuntimeError if a request did not get exactly `new_tokens` tokens.
     """
     tokens: list[list[int]] = [[] for _ in requests]
     times: list[list[float]] = [[] for _ in requests]
     start = time.perf_counter()
 
-    def emit(index: int, new: list[int]) -> None:
+    def emit(index: int, new: list[int], finished: bool = False) -> None:
         tokens[index] += [int(token) for token in new]
         times[index] += [time.perf_counter() - start] * len(new)
+        if finished or len(tokens[index]) >= requests[index]["new_tokens"]:
+            running.discard(index)
 
-    to_come = deque(enumerate(requests))
+    to_come, running = deque(enumerate(requests)), set[int]()
     while to_come or peer.busy():
         now = time.perf_counter() - start
-        while to_come and to_come[0][1]["arrival"] <= now:
+        while to_come and to_come[0][1]["arrival"] <= now and (not together or len(running) < together):
             index, request = to_come.popleft()
-            adapter = {"adapter": request["adapter"]} if request.get("adapter") else {}
-            peer.add(index, request["prompt"], request["new_tokens"], **adapter)
+            running.add(index)
+            more = {key: request[key] for key in ("adapter", "sampling") if request.get(key)}
+            peer.add(index, request["prompt"], request["new_tokens"], **more)
         if peer.busy():
             peer.step(emit)
         elif to_come:
             time.sleep(max(0.0, to_come[0][1]["arrival"] - now))
     wall = time.perf_counter() - start
     for i, request in enumerate(requests):
-        if len(tokens[i]) != request["new_tokens"]:
+        if len(tokens[i]) != request["new_tokens"] and not request.get("sampling"):
             raise RuntimeError(f"request {i}: got {len(tokens[i])} tokens, must be {request['new_tokens']}")
     return tokens, times, wall
 
@@ -155,12 +155,6 @@ def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
-
-
-def _die_with_parent() -> None:
-    """Die when the parent dies: a worker is stopped most of the time, and only its parent would wake it. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 def _reset_peak_memory() -> None:
@@ -192,16 +186,6 @@ def _family() -> list[int]:
             with suppress(OSError):
                 family += [int(child) for child in children.read_text().split()]
     return family
-
-
-def _cpu_seconds_elsewhere() -> float:
-    """Processor seconds that the rest of the machine has used, including the hypervisor's other guests; 0: unknown."""
-    try:
-        user, nice, system, _idle, _wait, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    except (OSError, ValueError):
-        return 0.0
-    ticks = user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 if __name__ == "__main__":

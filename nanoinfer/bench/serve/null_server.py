@@ -9,46 +9,36 @@ It needs only Python's standard library.
 import argparse
 import asyncio
 import json
-
-PIECE = (
-    b'data: {"id":"null","object":"text_completion","created":0,"model":"null","choices":[{"index":0,"text":" word",'
-)
-PIECE += b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+from typing import Any
 
 
-def chunk(data: bytes) -> bytes:
-    """`data` as one chunk of a body."""
+def chunk(*events: Any) -> bytes:
+    """Events as one chunk of a body."""
+    data = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-PIECE_CHUNK = chunk(PIECE)
-
-
-def ending(tokens: int) -> bytes:
-    """The last piece's finish reason, the usage, and the end."""
-    last = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": None}
-    usage = {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": tokens, "total_tokens": tokens}}
-    events = "".join(f"data: {json.dumps(event)}\n\n" for event in (last, usage))
-    return chunk(f"{events}data: [DONE]\n\n".encode()) + b"0\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+ABOUT = {"id": "null", "object": "text_completion", "created": 0, "model": "null", "usage": None}
+PIECE = chunk({**ABOUT, "choices": [{"index": 0, "text": " word", "logprobs": None, "finish_reason": None}]})
+LAST = {**ABOUT, "choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request after another."""
+    """Answer a request."""
     try:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
-            body = await reader.readexactly(int(lengths[0])) if lengths else b""
-            if not body:
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-                continue
-            tokens = json.loads(body)["max_tokens"]
-            writer.write(HEAD)
-            for _ in range(tokens):
-                writer.write(PIECE_CHUNK)
-                await asyncio.sleep(0)  # the others' turn, as when a step gives one token to each
-            writer.write(ending(tokens))
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        lengths = [line.split(":")[1] for line in head.split("\r\n") if line.startswith("content-length:")]
+        if not lengths:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            return
+        tokens = json.loads(await reader.readexactly(int(lengths[0])))["max_tokens"]
+        writer.write(HEAD)
+        for _ in range(tokens):
+            writer.write(PIECE)
+            await asyncio.sleep(0)  # the others' turn, as when a step gives one token to each
+        writer.write(chunk(LAST, {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": tokens}}) + DONE)
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
     finally:

@@ -1,142 +1,94 @@
-"""The tables of `bench serve`."""
+"""The table of `bench serve`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
-from nanoinfer.bench.markdown import table
-from nanoinfer.bench.report import number_cell, ratio_cell
-from nanoinfer.bench.serve.start_commands import NULL
+from nanoinfer.bench.report import heading, model_title
+from nanoinfer.bench.serve.servers import NULL
+from nanoinfer.bench.tables import number_cell, ratio_cell, table
 
 LEGEND = f"""\
 Figures are medians over rounds. In each round, all servers have the same load and prompts, one after another in
 shuffled order, while the others are stopped. Closed loop: so many clients, each of which asks again when it has its
-answer. Open loop: requests arrive at random at a fixed rate, a share of the most that nanoinfer served in a closed loop
-of the first round. TTFT: from the time at which a request was due to its first piece of text. Gap: between two pieces
-of text, which are tokens, mostly. Goodput: requests per second that were within the limits. tok/s × and TTFT ×: how
-many times as good as this server nanoinfer is, by rounds (lowest..highest). 429, errors, too late: requests of all rounds
-that were refused, went wrong, or had no answer within twice the time of the measurement; ≥: the percentile is one of
-the last. Client: the share of a core that the clients take. `{NULL}` answers at once, without a model: its row is what
-clients and connections cost."""
+answer. Open loop: requests arrive at random at a fixed rate, a share of the most that nanoinfer served in a closed loop.
+TTFT: from the time at which a request was due to its first piece of text. Gap: between two pieces of text, which are
+tokens, mostly. Goodput: requests per second that were within the limits. ×: how many times as many tokens per second
+nanoinfer makes as this server, by rounds (lowest..highest). 429, errors, too late: requests of all rounds that were
+refused, went wrong, or had no answer within twice the time of the measurement; ≥: the percentile is one of the last.
+Client: the share of a core that the clients take. `{NULL}` answers at once, without a model: its row is what clients and
+connections cost."""
 HEAD = (
-    *("server", "tok/s", "tok/s ×", "req/s", "TTFT p50 ms", "p99 ms", "TTFT ×", "gap p50 ms", "p99 ms"),
+    *("load", "server", "tok/s", "×", "req/s", "TTFT p50 ms", "p99 ms", "gap p50 ms", "p99 ms"),
     *("goodput /s", "429", "errors", "too late", "client"),
 )
 Results = Mapping[str, Any]
-Runs = Sequence[Mapping[str, Any]]
 
 
 def format_serve(results: Results) -> str:
-    """The machine, a table for each load, and what failed."""
-    machine, model, settings = results["machine"], results["model"], results["settings"]
-    lengths = settings["lengths"]
-    head = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {results['threads']} threads per "
-        f"server, {results['rounds']} rounds of {settings['seconds']:g} s, {results['date'][:10]}",
-        f"Command: `{results['command']}`",
-        "Versions: " + ", ".join(f"{name}: {version}" for name, version in results["versions"].items() if name != NULL),
-    ]
-    parts = ["\n".join(head), f"### {model['name']}: {model['parameters'] / 1e6:.1f} M parameters, {model['dtype']}"]
-    parts.append(
+    """The machine, a row for each load and server, and what failed."""
+    settings = results["settings"]
+    lengths, limits = settings["lengths"], settings["goodput"]
+    about = (
         f"Conversations of three turns: a system prompt of about {lengths['system']} tokens, questions of "
-        f"{lengths['question']}, answers of {lengths['answer']} in between; {lengths['new_tokens']} tokens asked for. "
-        f"{_prompts(results)}"
-        f"Goodput: {settings['goodput']}."
+        f"{lengths['question']}, answers of {lengths['answer']} in between; {lengths['new_tokens']} tokens asked for, for "
+        f"{settings['seconds']:g} s. Goodput: TTFT up to {limits['ttft_ms']:g} ms, then "
+        f"{limits['tpot_ms']:g} ms per token. {_prompts(results)}"
     )
-    names = settings["servers"]
-    for kind, levels in (("closed", settings["clients"]), ("open", settings["shares"])):
-        for level in levels:
-            rows = [row(results, f"{kind} {level:g}", name) for name in names]
-            parts += [_title(results, kind, level), table(HEAD, rows)]
-    parts += [_failures(results), LEGEND]
+    loads = [("closed", level) for level in settings["clients"]] + [("open", level) for level in settings["shares"]]
+    rows = [row(results, kind, level, name) for kind, level in loads for name in settings["servers"]]
+    parts = [heading(results), model_title(results["model"]), about, table(HEAD, rows), _failures(results), LEGEND]
     return "\n\n".join(part for part in parts if part)
 
 
-def runs_of(results: Results, load: str, server: str) -> Runs:
-    """The runs of a server under a load, failed ones included."""
-    return [run for run in results["runs"] if run["load"] == load and run["server"] == server]
-
-
-def over_rounds(results: Results, load: str, server: str, key: str, part: str | None = None) -> float | None:
-    """The median over rounds of a figure, or of one of its percentiles."""
-    found = [run[key] for run in runs_of(results, load, server) if run.get(key) is not None]
-    return median(each if part is None else each[part] for each in found) if found else None
-
-
-def is_bound(results: Results, load: str, server: str, key: str, part: str) -> bool:
-    """Whether a percentile is only a lower bound in some round."""
-    return any(part in (run.get(key) or {}).get("at_least", ()) for run in runs_of(results, load, server))
-
-
-def row(results: Results, load: str, server: str) -> list[str]:
+def row(results: Results, kind: str, level: float, server: str) -> list[str]:
     """A server's figures under a load."""
-    runs = runs_of(results, load, server)
-    good = [run for run in runs if "error" not in run]
+    title = f"{level:g} client{'s'[: level > 1]}"
+    if kind == "open":
+        title = f"{level:.0%}: {level * (results['capacity'] or 0):.1f}/s"
+    runs = [run for run in results["runs"] if run["load"] == f"{kind} {level:g}"]
+    mine = [run for run in runs if run["server"] == server]
+    good = [run for run in mine if "error" not in run]
     if not good:
-        return [server, "failed" if runs else "–", *[""] * (len(HEAD) - 2)]
+        return [title, server, "failed" if mine else "–", *[""] * (len(HEAD) - 3)]
+
+    def middle(figure: Callable[[Mapping[str, Any]], float]) -> str:
+        return number_cell(median(map(figure, good)))
 
     def time(key: str, part: str) -> str:
-        return "≥ " * is_bound(results, load, server, key, part) + number_cell(
-            over_rounds(results, load, server, key, part)
-        )
+        found = [run[key] for run in good if run[key] is not None]
+        bound = any(part in each.get("at_least", ()) for each in found)
+        return "≥ " * bound + number_cell(median(each[part] for each in found)) if found else ""
 
-    def total(key: str) -> str:
-        return str(sum(run[key] for run in good)) if sum(run[key] for run in good) else ""
-
-    failed = f" ({len(good)} of {len(runs)} rounds)" if len(good) < len(runs) else ""
+    ours = {
+        run["round"]: run["tokens_s"]
+        for run in runs
+        if run["server"] == results["settings"]["servers"][0] and run.get("tokens_s")
+    }
+    ratios = [ours[run["round"]] / run["tokens_s"] for run in good if run["round"] in ours and run["tokens_s"]]
+    failed = f" ({len(good)} of {len(mine)} rounds)" if len(good) < len(mine) else ""
+    totals = [sum(run[key] for run in good) for key in ("refused", "errors", "unfinished")]
     return [
+        title,
         server + failed,
-        number_cell(over_rounds(results, load, server, "tokens_s")),
-        _ratios(results, load, server, lambda run: run["tokens_s"], False),
-        number_cell(over_rounds(results, load, server, "requests_s")),
-        time("ttft_ms", "p50"),
-        time("ttft_ms", "p99"),
-        _ratios(results, load, server, lambda run: (run["ttft_ms"] or {}).get("p50"), True),
-        time("gap_ms", "p50"),
-        time("gap_ms", "p99"),
-        number_cell(over_rounds(results, load, server, "goodput")),
-        total("refused"),
-        total("errors"),
-        total("unfinished"),
-        f"{over_rounds(results, load, server, 'client_share') or 0:.0%}",
+        middle(lambda run: run["tokens_s"]),
+        "" if server in (results["settings"]["servers"][0], NULL) else ratio_cell(ratios),
+        middle(lambda run: run["requests_s"]),
+        *(time(key, part) for key in ("ttft_ms", "gap_ms") for part in ("p50", "p99")),
+        middle(lambda run: run["goodput"]),
+        *(str(total) if total else "" for total in totals),
+        f"{median(run['client_share'] for run in good):.0%}",
     ]
-
-
-def _ratios(results: Results, load: str, server: str, figure: Any, less_is_better: bool) -> str:
-    """How many times as good nanoinfer is, over the rounds that both have."""
-    ours = results["settings"]["servers"][0]
-    if server in (ours, NULL):
-        return ""
-    first, second = (
-        {run["round"]: figure(run) for run in runs_of(results, load, name) if "error" not in run and figure(run)}
-        for name in (ours, server)
-    )
-    ratios = [first[number] / second[number] for number in first if number in second]
-    if not ratios:
-        return ""
-    at_least = less_is_better and is_bound(results, load, server, "ttft_ms", "p50")
-    return "≥ " * at_least + ratio_cell([1 / each if less_is_better else each for each in ratios])
-
-
-def _title(results: Results, kind: str, level: float) -> str:
-    if kind == "closed":
-        return f"Closed loop, {level:g} client{'s'[: level > 1]}:"
-    rate = f"{level * results['capacity']:.1f}" if results["capacity"] else "no"
-    return f"Open loop, {rate} requests per second ({level:.0%} of what nanoinfer served in a closed loop):"
 
 
 def _prompts(results: Results) -> str:
     """How long the prompts were, and how much of them was cached, as nanoinfer counts it."""
     ours = results["settings"]["servers"][0]
-    found = [
-        (run["prompt_tokens"], run["cached_tokens"])
-        for run in results["runs"]
-        if run["server"] == ours and run.get("prompt_tokens") and run.get("cached_tokens") is not None
-    ]
+    found = [run for run in results["runs"] if run["server"] == ours and run.get("cached_tokens") is not None]
     if not found:
         return ""
-    prompt, cached = (median(each) for each in zip(*found, strict=True))
-    return f"A prompt has {prompt:.0f} tokens, of which {ours} had {cached:.0f} cached. "
+    prompt, cached = (median(run[key] for run in found) for key in ("prompt_tokens", "cached_tokens"))
+    return f"A prompt has {prompt:.0f} tokens, of which {ours} had {cached:.0f} cached."
 
 
 def _failures(results: Results) -> str:
@@ -145,11 +97,8 @@ def _failures(results: Results) -> str:
     for run in results["runs"]:
         problem = run.get("error") or run.get("first_error")
         if problem and problem != "did not start":
-            lines.append(
-                f"- {'FAILED' if 'error' in run else 'errors'}: {run['server']}, {run['load']}: {_line(problem)}"
-            )
-        if run.get("attempts"):
-            lines.append(f"- {run['server']}, {run['load']}: measured {run['attempts']} times: the client stood still")
+            kind = "FAILED" if "error" in run else "errors"
+            lines.append(f"- {kind}: {run['server']}, {run['load']}: {_line(problem)}")
     return "\n".join(dict.fromkeys(lines))
 
 

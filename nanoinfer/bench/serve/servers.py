@@ -1,5 +1,6 @@
-"""The servers that `bench serve` measures: what they are called, and what their requests say besides the prompt."""
+"""The servers that `bench serve` measures: what they are called, and how they are started at a port of 127.0.0.1."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,12 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.bench.engines import split_spec
+from nanoinfer.bench.engines import environment, split_spec
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.serve.start_commands import MODEL, NULL, start_command
+from nanoinfer.bench.peers.nanoinfer import source_digest
+from nanoinfer.bench.processes import EngineFailure
 
-SERVERS = ("nanoinfer", "vllm", "llamacpp", "llama-server")
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
+SERVERS = ("nanoinfer", "vllm", "llama-server")
+NULL = "null"  # the server without a model
+MODEL = "bench"  # what requests call the model
+REGION = 2304  # tokens of context that one request of llama.cpp has at most
+PARALLEL = 32  # requests that llama-server serves at a time
+VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 @dataclass(frozen=True)
@@ -28,86 +34,75 @@ class ServerSpec:
     program: str = sys.executable
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_ours(self) -> bool:
-        return self.kind == "nanoinfer"
-
     def command(self, checkpoint: Checkpoint, threads: int, port: int) -> list[str]:
-        """The command that starts it at a port of 127.0.0.1. EngineFailure if a file that it needs is missing."""
-        return start_command(self.kind, self.program, self.options, checkpoint, threads, port)
+        """The command that starts it. EngineFailure if a file that it needs is missing."""
+        here, options = {"host": "127.0.0.1", "port": port}, dict(self.options)
+        if self.kind == "nanoinfer":
+            words = [self.program, "-m", "nanoinfer", "serve", checkpoint.path]
+            return [*words, *flags({**here, "served_model_name": MODEL, **options})]
+        if self.kind == "vllm":
+            words = [self.program, "-m", "vllm.entrypoints.cli.main", "serve", checkpoint.path]
+            return [*words, *flags({**here, "served_model_name": MODEL, **options})]
+        if self.kind == "llama-server":
+            weights = options.pop("weights", None)
+            file = f"{checkpoint.path}.{weights}.gguf" if weights else f"{checkpoint.path}.gguf"
+            if not os.path.isfile(file):
+                raise EngineFailure(f"{file}: not found; python -m nanoinfer.bench.make_models gguf makes it")
+            slots = int(options.pop("parallel", PARALLEL))
+            context = slots * min(checkpoint.context_len, REGION)
+            sizes = {"parallel": slots, "ctx_size": context, "threads": threads, "threads_batch": threads}
+            return [self.program, *flags({"model": file, **here, "alias": MODEL, **sizes, **options})]
+        if self.kind == NULL:
+            return [self.program, str(Path(__file__).parent / "null_server.py"), "--port", str(port)]
+        given = {"model": checkpoint.path, "threads": threads, "port": port, **options}
+        return [self.program, self.kind, *flags(given)]  # serves /v1/completions, and GET /health once it can
 
     def environment(self, threads: int) -> dict[str, str]:
-        """This process's environment, with the number of threads. Another Python sees none of its packages."""
-        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        env |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-        inherited = env.pop("PYTHONPATH", None)
+        """Of its process."""
+        env = {**environment(self.program, threads, self.kind == "nanoinfer"), "PYTHONUNBUFFERED": "1"}
         env.pop("NANOINFER_API_KEY", None)  # clients send none
-        paths = [str(ROOT)] if self.is_ours else []
-        if inherited and self.program == sys.executable:
-            paths.append(inherited)
-        if paths:
-            env["PYTHONPATH"] = os.pathsep.join(paths)
-        if self.kind == "vllm":
-            env |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-            env["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}" if threads > 1 else "0"
-        return env
+        bind = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0"}
+        return {**env, **VLLM, **bind} if self.kind == "vllm" else env
 
-    def body(self, prompt: str, new_tokens: int, eos_id: int | None) -> dict[str, Any]:
+    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
         """A request to /v1/completions: greedy, streamed, exactly `new_tokens`."""
-        exactly: dict[str, Any] = {"ignore_eos": True}
-        if self.kind == "llamacpp":  # it has no `ignore_eos`, and does not say how many tokens an answer has
-            exactly = {} if eos_id is None else {"logit_bias": {str(eos_id): -100}}
-        return {
-            "model": MODEL,
-            "prompt": prompt,
-            "max_tokens": new_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **exactly,
-        }
+        options = {"include_usage": True}
+        exactly = {"max_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
+        return {"model": MODEL, "prompt": prompt, "stream": True, "stream_options": options, **exactly}
 
     def version(self) -> str:
         """The version of what is measured, or "unknown"."""
-        if self.is_ours:
+        if self.kind == "nanoinfer":
             import nanoinfer
-            from nanoinfer.bench.peers.nanoinfer import source_digest
 
             return f"{nanoinfer.__version__}, source {source_digest()}"
-        if self.kind == "llama-server":
-            return _said([self.program, "--version"])
-        package = {"vllm": "vllm", "llamacpp": "llama-cpp-python"}.get(self.kind)
-        if package is None:
+        script = "import importlib.metadata as m; print(m.version('vllm'))"
+        commands = {"vllm": [self.program, "-I", "-c", script], "llama-server": [self.program, "--version"]}
+        if self.kind not in commands:
             return "unknown"
-        script = f"import importlib.metadata as m; print(m.version({package!r}))"
-        return _said([self.program, "-I", "-c", script])
+        done = subprocess.run(commands[self.kind], capture_output=True, text=True, timeout=60, check=False)
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return lines[0] if lines and done.returncode == 0 else "unknown"
 
 
-NULL_SERVER = ServerSpec(NULL, NULL)
+OURS, NULL_SERVER = ServerSpec("nanoinfer", "nanoinfer"), ServerSpec(NULL, NULL)
 
 
 def parse_server(text: str) -> ServerSpec:
     """`NAME[:option=value,...][=PROGRAM]`: NAME is one of SERVERS or `path/to/server.py`; PROGRAM is the Python that runs
     it, or llama-server's binary. ValueError names the part that is wrong."""
-    name, options, program = split_spec(text)
-    if name not in SERVERS and not (name.endswith(".py") and Path(name).is_file()):
-        raise ValueError(f"--compare {text}: {name!r} must be one of {', '.join(SERVERS)}, or a file SERVER.py")
+    name, options, program, label = split_spec(text, SERVERS)
     if program is None and name == "llama-server":
         raise ValueError(f"--compare {text}: must say where the binary is: llama-server=PATH")
-    if program is not None and not (os.path.isfile(program) and os.access(program, os.X_OK)):
-        raise ValueError(f"--compare {text}: {program!r} must be an executable file")
     kind = str(Path(name).resolve()) if name.endswith(".py") else name
-    label = Path(name).stem if name.endswith(".py") else name
-    if options:
-        label = text if program is None else text.removesuffix(f"={program}")
-    return ServerSpec(label, kind, sys.executable if program is None else os.path.abspath(program), options)
+    return ServerSpec(label, kind, program or sys.executable, options)
 
 
-def _said(command: list[str]) -> str:
-    """The first line that a command prints, wherever it does."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[0] if lines and done.returncode == 0 else "unknown"
+def flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line. True is a flag without a value."""
+    words = []
+    for name, value in options.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(value if isinstance(value, str) else json.dumps(value))
+    return words

@@ -1,7 +1,9 @@
-"""Closed loop: so many clients, each of which waits for its answer before it asks again. Open loop: requests come when they
-come, however many are unanswered: as Poisson would have them, at a rate.
+"""What clients ask, and when.
 
-Both begin requests for `seconds`, then wait for the answers that are missing, at most as long again.
+Conversations have several turns and all begin with the same system prompt. Their answers are drawn, not the model's own, so
+that every server gets the same prompts. In a closed loop, so many clients wait each for an answer before they ask again. In
+an open loop, requests come when they come, however many are unanswered: as Poisson would have them, at a rate. Both begin
+requests for `seconds`, then wait for the answers that are missing, at most as long again.
 """
 
 import asyncio
@@ -13,20 +15,66 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from nanoinfer.bench.serve.answers import read_answer
-from nanoinfer.bench.serve.client import Client, Exchange
-from nanoinfer.bench.serve.stalls import Stalls
+from nanoinfer.bench.serve.client import Exchange, ask, read_answer
 
+TURNS = 3
+REFUSED_WAIT_S = 1.0  # a client that was not answered asks again after so long
+TEXT = """
+the and was his her they said had day big little dog cat girl boy tree house ball park bird red blue happy sad mom dad play
+run went home saw very good new friend one two with for from then help found sun rain water food box car hill sky star book
+door smile nice old small long walk jump sing look take give want like love time
+"""
+WORDS = TEXT.split()
 Requests = Callable[[int], bytes]  # the i-th request of a cell
-SETTLE_S = 60.0
-REFUSED_WAIT_S = 1.0  # a client that is refused waits so long, unless the server says how long
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """About so many tokens of a conversation's parts: the system prompt, a question, an earlier answer; and exactly of the
+    answer asked for."""
+
+    system: int = 96
+    question: int = 24
+    answer: int = 32
+    new_tokens: int = 32
+
+    @property
+    def longest(self) -> int:
+        """About as many tokens as the last turn has, its answer included; 16 per turn are for the names of the parts."""
+        return self.system + TURNS * (self.question + 16) + (TURNS - 1) * self.answer + self.new_tokens
+
+
+class Conversations:
+    """The prompts of one cell: `prompt(i)` is that of its i-th request. So many conversations as are `together` take turns.
+
+    `shared_seed` decides the system prompt, `seed` all else. `per_word`: how many tokens a word has.
+    """
+
+    def __init__(self, per_word: float, lengths: Lengths, shared_seed: str, seed: str, together: int):
+        self._per_word, self._lengths, self._seed, self._together = per_word, lengths, seed, together
+        self._system = self._text(Random(shared_seed), lengths.system)
+
+    def prompt(self, number: int) -> str:
+        """The turns of a conversation up to the one that this request asks for."""
+        rounds, place = divmod(number, self._together)
+        conversation, turn = rounds // TURNS * self._together + place, rounds % TURNS
+        rng, lines = Random(f"{self._seed}/{conversation}"), [self._system]
+        for earlier in range(turn + 1):
+            lines += [f"User: {self._text(rng, self._lengths.question)}", "Assistant:"]
+            answer = self._text(rng, self._lengths.answer)
+            if earlier < turn:
+                lines[-1] += f" {answer}"
+        return "\n".join(lines)
+
+    def _text(self, rng: Random, tokens: int) -> str:
+        return " ".join(rng.choices(WORDS, k=max(1, round(tokens / self._per_word))))
 
 
 @dataclass
 class Traffic:
     """What happened: exchanges in the order of their requests. `began`: when the clock started.
 
-    `client_s`: the processor time that the client took, of `wall_s` seconds. `stall_s`: see stalls.py.
+    `client_s`: the processor time that the client took, of `wall_s` seconds.
     """
 
     seconds: float
@@ -34,32 +82,30 @@ class Traffic:
     exchanges: list[Exchange] = field(default_factory=list)
     client_s: float = 0.0
     wall_s: float = 0.0
-    stall_s: float = 0.0
 
 
 async def closed_loop(port: int, requests: Requests, clients: int, seconds: float) -> Traffic:
     """`clients` ask one request after another."""
-    client, numbers = Client(port), count()
+    numbers = count()
 
     async def ask_again_and_again(traffic: Traffic) -> None:
         end = traffic.began + seconds
         while time.perf_counter() < end:
-            request = requests(next(numbers))
-            exchange = Exchange(time.perf_counter())
+            exchange, request = Exchange(time.perf_counter()), requests(next(numbers))
             traffic.exchanges.append(exchange)
-            await client.ask(request, exchange)
-            if (pause := _pause(exchange)) is not None:
-                await asyncio.sleep(min(pause, max(0.0, end - time.perf_counter())))
+            await ask(port, request, exchange)
+            if exchange.ended is None or read_answer(exchange.packets[:1]).status != 200:
+                await asyncio.sleep(min(REFUSED_WAIT_S, max(0.0, end - time.perf_counter())))
 
     async def all_of_them(traffic: Traffic) -> None:
         await asyncio.gather(*(ask_again_and_again(traffic) for _ in range(clients)))
 
-    return await _run(client, all_of_them, seconds)
+    return await _run(all_of_them, seconds)
 
 
 async def open_loop(port: int, requests: Requests, rate: float, seconds: float, seed: str) -> Traffic:
     """`rate` requests per second, at times that `seed` decides."""
-    client, times = Client(port), arrivals(rate, seconds, seed)
+    times = arrivals(rate, seconds, seed)
     ready = [requests(number) for number in range(len(times))]
 
     async def as_they_come(traffic: Traffic) -> None:
@@ -69,18 +115,9 @@ async def open_loop(port: int, requests: Requests, rate: float, seconds: float, 
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 exchange = Exchange(due)
                 traffic.exchanges.append(exchange)
-                group.create_task(client.ask(request, exchange))
+                group.create_task(ask(port, request, exchange))
 
-    return await _run(client, as_they_come, seconds)
-
-
-async def settle(port: int, request: bytes) -> None:
-    """Have one request served before the clock starts. A server that was stopped is awake then; one that serves requests
-    one after another, and goes on with those whose clients have left, is done with them."""
-    client = Client(port)
-    with suppress(TimeoutError):  # what is wrong will show in the measurement
-        await asyncio.wait_for(client.ask(request, Exchange(0.0)), SETTLE_S)
-    client.close()
+    return await _run(as_they_come, seconds)
 
 
 def arrivals(rate: float, seconds: float, seed: str) -> list[float]:
@@ -91,23 +128,11 @@ def arrivals(rate: float, seconds: float, seed: str) -> list[float]:
     return times
 
 
-async def _run(client: Client, work: Callable[[Traffic], Coroutine[Any, Any, None]], seconds: float) -> Traffic:
+async def _run(work: Callable[[Traffic], Coroutine[Any, Any, None]], seconds: float) -> Traffic:
     traffic = Traffic(seconds, time.perf_counter())
     cpu_before = time.process_time()
-    with Stalls() as stalls, suppress(TimeoutError):  # exchanges that have not ended say so
+    with suppress(TimeoutError):  # exchanges that have not ended say so
         await asyncio.wait_for(work(traffic), 2 * seconds)
-    client.close()
     traffic.client_s = time.process_time() - cpu_before
     traffic.wall_s = time.perf_counter() - traffic.began
-    traffic.stall_s = stalls.longest
     return traffic
-
-
-def _pause(exchange: Exchange) -> float | None:
-    """How long a client waits before it asks again: not at all after an answer."""
-    if exchange.ended is not None:
-        head = exchange.packets[0][1]
-        if head.startswith(b"HTTP/1.1 200"):
-            return None
-        return read_answer(exchange.packets).retry_after_s or REFUSED_WAIT_S
-    return REFUSED_WAIT_S

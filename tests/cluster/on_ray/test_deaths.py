@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.bench.serve.process import free_port
+from nanoinfer.bench.processes import free_port
 from tests.helpers.cluster_clients import bodies, expected, stream, whole
 from tests.helpers.waiting import HANG_S, until
 

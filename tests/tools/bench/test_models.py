@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.bench import make_models
-from nanoinfer.bench.make_models import make_checkpoint, make_gguf, make_openvino, pairs_as_neighbours
+from nanoinfer.bench.make_models import make_checkpoint, make_gguf, pairs_as_neighbours
 from nanoinfer.model.loader import resolve_model_path
 
 TINY = {
@@ -49,7 +47,7 @@ def test_both_dtypes_hold_the_same_numbers_and_logits_are_apart(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["small", "huge-float32", "small-int8"])
 def test_a_folder_is_named_after_size_and_dtype(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"{name}: its name must be SIZE-DTYPE with a size of small, mid"):
+    with pytest.raises(ValueError, match=name):
         make_checkpoint(tmp_path / name)
     assert not (tmp_path / name).exists()
 
@@ -58,41 +56,6 @@ def test_rotary_pairs_become_neighbours() -> None:
     rows = torch.arange(2 * 8)[:, None].float()  # two heads of size 8; a row's value is its number
     moved = pairs_as_neighbours(rows, heads=2)[:, 0].tolist()
     assert moved == [0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15]
-
-
-def test_openvino_is_made_by_optimums_exporter(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "small-bfloat16"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
-    tool = tmp_path / "optimum-cli"
-    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    assert make_openvino(checkpoint, str(tool)) == tmp_path / "small-bfloat16.ov"
-    arguments = (tmp_path / "arguments").read_text().split()
-    assert arguments[-1] == f"{checkpoint}.ov"
-    assert arguments[arguments.index("--weight-format") + 1] == "fp16"
-    assert arguments[arguments.index("--model") + 1] == str(checkpoint)
-
-
-def test_openvino_quantizes_as_it_exports(tmp_path: Path) -> None:
-    checkpoint, tool = tmp_path / "small-float32", tmp_path / "optimum-cli"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps({"dtype": "float32"}))
-    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    for weights, words in (("int8", "--weight-format int8"), ("int4", "--weight-format int4 --group-size 32 --sym")):
-        assert make_openvino(checkpoint, str(tool), weights) == tmp_path / f"small-float32.{weights}.ov"
-        assert f" {words} {checkpoint}.{weights}.ov\n" in (tmp_path / "arguments").read_text()
-
-
-@pytest.mark.parametrize("argv", [["checkpoint", "x", "--weights", "int8"]])
-def test_weights_are_asked_for_where_they_can_be_made(
-    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["make_models", *argv])
-    with pytest.raises(SystemExit):
-        make_models.main()
-    assert "--weights" in capsys.readouterr().err
 
 
 def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.bench.serve.answers import read_answer
-from nanoinfer.bench.serve.client import Client, Exchange, as_request
-from nanoinfer.bench.serve.conversations import TURNS, Conversations, Lengths, Writer
+from nanoinfer.bench.processes import free_port
+from nanoinfer.bench.serve.client import Exchange, as_request, ask, read_answer
 from nanoinfer.bench.serve.figures import Goodput, figures, percentiles, read_results
-from nanoinfer.bench.serve.process import free_port
-from nanoinfer.bench.serve.traffic import Traffic, arrivals, closed_loop, open_loop
+from nanoinfer.bench.serve.traffic import (
+    TURNS,
+    WORDS,
+    Conversations,
+    Lengths,
+    Traffic,
+    arrivals,
+    closed_loop,
+    open_loop,
+)
 from tests.helpers import fake_server
 from tests.helpers.bench_serve import GOOD, NEW_TOKENS, Ticking, cut, pieces_of, stream, text_event
 from tests.helpers.waiting import run, until_async
@@ -48,26 +55,21 @@ WHOLE = (
 def test_an_answer_is_the_same_however_it_is_cut_and_a_piece_has_the_time_of_its_last_byte(
     separator: str, chunked: bool
 ) -> None:
-    data = stream(*WHOLE, separator=separator, chunked=chunked)
-    ends = [data.index(event.encode()) + len((event + separator).encode()) for event in (WHOLE[0], WHOLE[2])]
+    data, end = stream(*WHOLE, separator=separator, chunked=chunked), separator + "\r\n" * chunked
+    ends = [data.index(event.encode()) + len((event + end).encode()) for event in (WHOLE[0], WHOLE[2])]
     rng = Random(0)
     for places in [[], *([i] for i in range(1, len(data))), *(rng.sample(range(1, len(data)), 9) for _ in range(50))]:
         answer = read_answer(cut(data, places))
-        assert answer.is_whole
+        assert (answer.has_reason, answer.is_done, answer.error) == (True, True, None)
         assert (answer.tokens, answer.prompt_tokens, answer.cached_tokens) == (3, 9, 4)
         assert answer.times == [float(sum(place < end for place in places)) for end in ends]
 
 
 def test_an_answer_without_usage_has_a_token_per_piece() -> None:
     answer = read_answer([(0.0, stream(text_event("a"), text_event("b", "length"), "data: [DONE]"))])
-    assert answer.is_whole
     assert answer.output_tokens == 2
-
-
-def test_chat_pieces_count_once_they_have_text() -> None:
-    role = 'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}'
-    text = 'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}'
-    assert read_answer([(0.0, stream(role, text, "data: [DONE]"))]).times == [0.0]
+    ids = 'data: {"choices": [{"text": "", "token_ids": [5, 6]}]}'
+    assert read_answer([(0.0, stream(ids, ids))]).token_ids == [5, 6, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -78,118 +80,45 @@ def test_chat_pieces_count_once_they_have_text() -> None:
         (b"HTTP/1.1 502 X\r\ncontent-length: 3\r\n\r\nbad", "bad"),
         (stream("data: {not JSON"), "not understood"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not understood"),
-        (b"HTTP/1.1 200 OK\r\n", "closed before the headers"),
+        (b"HTTP/1.1 200 OK\r\n", "headers"),
     ],
 )
 def test_what_is_wrong_with_an_answer_is_said(data: bytes, error: str) -> None:
-    answer = read_answer([(0.0, data)])
-    assert not answer.is_whole
-    assert error in str(answer.error)
-
-
-@pytest.mark.parametrize("missing", ["data: [DONE]", WHOLE[4]])
-def test_an_answer_without_its_end_is_not_whole(missing: str) -> None:
-    answer = read_answer([(0.0, stream(*(event for event in WHOLE if event != missing)))])
-    assert answer.error is None
-    assert not answer.is_whole
+    assert error in str(read_answer([(0.0, data)]).error)
 
 
 # --- the client ------------------------------------------------------------------------------------------------------
 
 
-def exchanged(server: fake_server.Server, count: int = 1) -> list[Exchange]:
-    """So many requests, one after another."""
-    exchanges = [Exchange(0.0) for _ in range(count)]
-    exchange_all(server, exchanges)
-    return exchanges
-
-
-def exchange_all(server: fake_server.Server, exchanges: list[Exchange]) -> None:
-
-    async def ask() -> None:
-        async with serving(server) as port:
-            client = Client(port)
-            for exchange in exchanges:
-                await client.ask(REQUEST, exchange)
-            client.close()
-
-    run(ask)
-
-
-def problems(exchanges: list[Exchange]) -> list[str | None]:
-    traffic = Traffic(1.0, exchanges=exchanges)
-    return [result.problem for result in read_results(traffic, NEW_TOKENS)]
-
-
-def test_a_connection_is_used_again() -> None:
-    server = fake_server.Server()
-    connections = []
-    connected = server.connected
-
-    async def count(reader: Any, writer: Any) -> None:
-        connections.append(writer)
-        await connected(reader, writer)
-
-    server.connected = count  # type: ignore[method-assign]
-    exchanges = exchanged(server, 3)
-    assert problems(exchanges) == [None] * 3
-    assert all(exchange.ended is not None for exchange in exchanges)
-    assert (server.served, len(connections)) == (3, 1)
-
-
-def test_a_connection_that_the_server_has_closed_is_replaced() -> None:
-    server = fake_server.Server()
-    answer = server.answer
-
-    async def answer_and_close(writer: Any, tokens: int) -> bool:
-        await answer(writer, tokens)
-        return False
-
-    server.answer = answer_and_close  # type: ignore[method-assign]
-    assert problems(exchanged(server, 3)) == [None] * 3
-
-
 @pytest.mark.parametrize(
     ("trouble", "problem"),
     [
+        ("", None),
         ("500", "500: no room"),
         ("error", "200: a step failed"),
-        ("cut", "the server closed the connection"),
+        ("cut", "finish reason"),
         ("short", "3 tokens instead of 4"),
-        ("endless", "without a finish reason"),
+        ("endless", "finish reason"),
     ],
 )
-def test_each_kind_of_failure_is_named(trouble: str, problem: str) -> None:
-    (found,) = problems(exchanged(fake_server.Server(trouble)))
-    assert problem in str(found)
+def test_each_kind_of_failure_is_named(trouble: str, problem: str | None) -> None:
+    exchange = Exchange(0.0)
 
+    async def once() -> None:
+        async with serving(fake_server.Server(trouble)) as port:
+            await ask(port, REQUEST, exchange)
 
-def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    server, exchanges = fake_server.Server(), [Exchange(0.0), Exchange(0.0)]
-
-    async def answer(writer: Any, tokens: int) -> bool:
-        data = stream(
-            *(text_event("a") for _ in range(tokens)), *WHOLE[4:5], WHOLE[6], separator="\r\n\r\n", chunked=False
-        )
-        writer.write(data[:90])
-        await until_async(lambda: exchanges[server.served].packets, "the first part")
-        writer.write(data[90:])
-        server.served += 1
-        return False
-
-    server.answer = answer  # type: ignore[method-assign]
-    exchange_all(server, exchanges)
-    assert problems(exchanges) == [None, None]
-    assert all(len(exchange.packets) > 1 for exchange in exchanges)
+    run(once)
+    (result,) = read_results(Traffic(1.0, exchanges=[exchange]), NEW_TOKENS)
+    assert result.is_finished == (problem is None)
+    assert (problem or "None") in str(result.problem)
 
 
 def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
-    async def ask() -> Exchange:
-        exchange = Exchange(0.0)
-        await Client(free_port()).ask(REQUEST, exchange)
-        return exchange
-
-    assert "Connect call failed" in str(run(ask).failure)
+    exchange = Exchange(0.0)
+    run(lambda: ask(free_port(), REQUEST, exchange))
+    assert exchange.failure
+    assert exchange.ended is None
 
 
 # --- the loops -------------------------------------------------------------------------------------------------------
@@ -216,9 +145,9 @@ def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock
     server = fake_server.Server()
     answer = server.answer
 
-    async def answer_once_all_have_asked(writer: Any, tokens: int) -> bool:
+    async def answer_once_all_have_asked(writer: Any, tokens: int) -> None:
         await until_async(lambda: server.most_open == 3, "three open requests")
-        return await answer(writer, tokens)
+        await answer(writer, tokens)
 
     server.answer = answer_once_all_have_asked  # type: ignore[method-assign]
     traffic = run_loop(server, lambda port: closed_loop(port, numbered, 3, 0.1))
@@ -234,8 +163,7 @@ def test_an_open_loop_waits_for_no_answer(clock: Ticking) -> None:
     clock.over = lambda: server.served == len(times)
     traffic = run_loop(server, lambda port: open_loop(port, numbered, 50, 0.2, "seed"))
     results = read_results(traffic, NEW_TOKENS)
-    assert len(results) == len(times) > 1
-    assert server.served == len(times)
+    assert len(results) == server.served == len(times) > 1
     assert all(result.is_unfinished and result.problem is None for result in results)
     assert [exchange.due - traffic.began for exchange in traffic.exchanges] == pytest.approx(times)
     found = figures(traffic, results, GOOD)
@@ -251,11 +179,11 @@ def test_arrivals_are_seeded_and_have_their_rate() -> None:
     assert arrivals(0.001, 1, "a") == [1], "at least one"
 
 
-def test_a_refused_client_waits_as_long_as_it_is_told(clock: Ticking) -> None:
+def test_a_refused_client_waits_before_it_asks_again(clock: Ticking) -> None:
     server = fake_server.Server("429")
     traffic = run_loop(server, lambda port: closed_loop(port, numbered, 2, 0.3))
     results = read_results(traffic, NEW_TOKENS)
-    assert server.served == len(results) == 2, "retry-after is longer than the loop"
+    assert server.served == len(results) == 2, "the wait is longer than the loop"
     assert all(result.is_refused and result.problem is None for result in results)
     assert figures(traffic, results, GOOD)["refused"] == 2
 
@@ -264,11 +192,10 @@ def test_a_refused_client_waits_as_long_as_it_is_told(clock: Ticking) -> None:
 
 
 def test_conversations_share_their_system_prompt_and_each_turn_continues_the_one_before(story: LLM) -> None:
-    tokenizer = story.tokenizer
-    assert tokenizer is not None
-    lengths = Lengths(system=50, question=10, answer=20, new_tokens=8)
-    writer = Writer(lambda text: len(tokenizer.encode(text)), lengths)
-    one, same = (Conversations(writer, "0/1", "0/1/closed", 2) for _ in range(2))
+    assert story.tokenizer is not None
+    encode = story.tokenizer.encode
+    lengths, per_word = Lengths(50, 10, 20, 8), len(encode(" ".join(WORDS))) / len(WORDS)
+    one, same, other_round = (Conversations(per_word, lengths, seed, f"{seed}/closed", 2) for seed in "112")
     prompts = [one.prompt(i) for i in range(2 * TURNS + 2)]
     assert prompts == [same.prompt(i) for i in range(2 * TURNS + 2)]
     for first in (0, 1):
@@ -277,9 +204,8 @@ def test_conversations_share_their_system_prompt_and_each_turn_continues_the_one
     system = prompts[0].split("\n")[0]
     assert all(prompt.startswith(system + "\n") for prompt in prompts)
     assert len({prompt.split("\n")[1] for prompt in (prompts[0], prompts[1], prompts[-1])}) == 3
-    other_round = Conversations(writer, "0/2", "0/2/closed", 2)
     assert not other_round.prompt(0).startswith(system)
-    sizes = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    sizes = [len(encode(prompt)) for prompt in prompts]
     assert 0.7 * 60 < min(sizes) < max(sizes) < lengths.longest
 
 
@@ -309,16 +235,3 @@ def test_only_tokens_and_ends_within_the_window_count_and_goodput_needs_both_lim
     assert found["ttft_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(900)}
     assert found["gap_ms"] == {"p50": pytest.approx(100), "p99": pytest.approx(500)}
     assert found["client_share"] == 0.25
-
-
-@pytest.mark.parametrize(
-    "text", ["", "ttft_ms", "ttft_ms:x", "ttft_ms:0", "ttft:5", "ttft_ms:5,ttft_ms:6", "tpot_ms:inf"]
-)
-def test_a_goodput_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--goodput"):
-        Goodput.parse(text)
-
-
-def test_goodput_is_read_and_written() -> None:
-    assert Goodput.parse("tpot_ms:20") == Goodput(tpot_ms=20)
-    assert str(Goodput.parse("ttft_ms:300,tpot_ms:2.5")) == "ttft_ms:300,tpot_ms:2.5"

@@ -1,7 +1,15 @@
 """The benchmark's workloads: what is the same for all engines, what a seed changes, and what a short context does."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.bench.command import TEXT_NAMES, WORKLOAD_NAMES
+from nanoinfer.bench.peers import worker
+from nanoinfer.bench.peers.nanoinfer import Peer
+from nanoinfer.bench.texts import MAKERS, SCHEMAS, text_workload
 from nanoinfer.bench.workloads import WORKLOADS, default_gap, describe, make_job, shape, warm_up
 
 VOCAB = 32000
@@ -66,7 +74,47 @@ def test_a_short_context_scales_all_lengths_and_says_so(name: str, context: int)
     assert all(len(r.prompt) + r.new_tokens <= context for r in warm_up(context, 320).requests)
 
 
-def test_descriptions_name_the_lengths() -> None:
-    assert describe(WORKLOADS["prefill"], 4096, 0.1) == "1 x 2048 in, 1 out"
-    assert describe(WORKLOADS["shared"], 4096, 0.1) == "16 x 512 shared + 32 in, 32 out"
-    assert "0.25 s between arrivals" in describe(WORKLOADS["staggered"], 4096, 0.25)
+def test_help_names_the_workloads() -> None:
+    assert (tuple(WORKLOADS), tuple(MAKERS)) == (WORKLOAD_NAMES, TEXT_NAMES)
+    assert [text_workload(name) for name in ("poems@1", "json", "json@0", "offline")] == [None] * 4
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_seed_decides_all_texts_and_another_seed_gives_others(story: LLM, name: str) -> None:
+    workload = text_workload(f"{name}@10")
+    assert workload is not None
+    one, same, other = (workload.make_job(story, seed) for seed in (1, 1, 2))
+    assert one == same
+    assert (len(one.requests), one.together) == (20, 10)
+    assert not {tuple(each.prompt) for each in one.requests} & {tuple(each.prompt) for each in other.requests}
+    assert all(len(each.prompt) + each.new_tokens < story.config.max_context_len for each in one.requests)
+    assert one.prime == (one.requests if name == "again" else []), "served once before"
+
+
+def test_json_has_every_schema_and_half_of_the_requests_are_sampled(story: LLM) -> None:
+    workload = text_workload("json@1")
+    assert workload is not None
+    requests = workload.make_job(story, 0).requests[:6]
+    params = [each.sampling or {} for each in requests]
+    assert [each["json_schema"] for each in params] == list(SCHEMAS.values()) * 2
+    assert [each["temperature"] > 0 for each in params] == [False, True] * 3
+    outputs = story.generate(
+        [each.prompt for each in requests],
+        [SamplingParams(max_new_tokens=each.new_tokens, **(each.sampling or {})) for each in requests],
+        use_tqdm=False,
+    )
+    for each, output in zip(params, outputs, strict=True):
+        assert output.finish_reason == "stop", "there are tokens enough for it"
+        assert list(json.loads(output.text)) == each["json_schema"]["required"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "drafter"), [("copying@2", "ngram"), ("again@2", "tree"), ("json@2", "grammar")])
+def test_a_drafter_is_right_about_its_workload_and_changes_no_token(story: LLM, name: str, drafter: str) -> None:
+    workload = text_workload(name)
+    assert workload is not None
+    job, path = workload.make_job(story, 0).as_message(), str(Path(story.model.path))
+    plain = Peer(path, "float32", 1, tokenizer=True)
+    drafting = Peer(path, "float32", 1, tokenizer=True, drafter=drafter, adaptive_drafts=False)
+    assert worker.run(drafting, job)["tokens"] == worker.run(plain, job)["tokens"]
+    assert drafting.engine.stats()["accepted_tokens"] > 100

@@ -1,7 +1,8 @@
-"""Markdown tables that are also aligned for a terminal."""
+"""Markdown tables that are also aligned for a terminal, and their cells."""
 
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 
 from nanoinfer.terminal import side_by_side
 
@@ -37,3 +38,14 @@ def _narrowed(lines: Sequence[str], limit: int) -> str:
         first = [f"{cell}\n{more}" for cell, more in zip(first, others.pop(0), strict=True)]
     right = [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
     return side_by_side([first, *right], limit)
+
+
+def number_cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ratio_cell(ratios: Sequence[float]) -> str:
+    """The median, with the lowest and the highest."""
+    return f"{median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})" if ratios else "–"
