@@ -66,6 +66,6 @@ def passes(id: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
 def gets_hint(id: str, answer: str, right: str, wrong: str, hint: str) -> None:
     """Assert that `answer` with `wrong` wherever `right` stands gets `hint`, a regular expression, and no other."""
     assert right in answer
-    with pytest.raises(Hint, match=hint) as caught:
+    with pytest.raises(Hint, match=f"(?i){hint}") as caught:
         check(id, written(answer.replace(right, wrong)))
     assert (id, right) in SEVERAL_THINGS or ALSO not in str(caught.value), "one mistake gets one hint"
