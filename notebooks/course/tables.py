@@ -14,7 +14,7 @@ from notebooks.course.expectations import Hint, difference, expect, expect_equal
 from notebooks.course.limits import limited
 
 ALSO = "\n\nAlso: "
-LINES = 200_000  # of Python that one call of the student's code may run
+LINES = 1_000_000  # of Python that one call of the student's code may run
 
 Case = Sequence[Any]
 Mistake = Mapping[str, Any] | Callable[..., Any]
