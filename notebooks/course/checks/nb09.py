@@ -8,7 +8,7 @@ from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
 from notebooks.course.checks.nb08_trees import SIZE as TREE_SIZE
 from notebooks.course.checks.nb08_trees import expect_sizes, expect_sound, filled, given_tree, locks, node_of
-from notebooks.course.checks.nb09_caches import (
+from notebooks.course.checks.nb09_moves import (
     SIZE,
     admitted,
     empty_cache,
