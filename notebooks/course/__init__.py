@@ -12,7 +12,7 @@ Workloads that are counted in steps are in workloads.py: `from notebooks.course.
 Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
 
 In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Match a prefix")`, `expect`,
-`expect_equal`, and `several` and `find_mistakes` (several.py) where an answer may have two mistakes at once.
+`expect_equal`, and `compare` (tables.py), which runs cases, and knows usual mistakes by what they give.
 """
 
 from notebooks.course.answers import answer

@@ -2,12 +2,13 @@
 
 import linecache
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from notebooks.course.attribute_names import name_meant
-from notebooks.course.cells import unread
 from notebooks.course.exercises import Exercise, Given, find
 from notebooks.course.expectations import CannotBeRead, Hint, NotWritten
 
@@ -101,3 +102,36 @@ def _described(head: str, error: BaseException, namespace: Mapping[str, Any]) ->
     if lines:
         return f"{head}: your code raises {what}{''.join(lines[-3:])}"
     return f"{head}: the check can't work with what your code gives: {what}"
+
+
+def unread(cells: Sequence[object], names: Collection[str]) -> str | None:
+    """Where and why Python cannot read the newest of these `cells` (sources, in the order in which they were run) that
+    gives one of `names` a value or a member. None if it can, or there is no such cell."""
+    any_name = "|".join(map(re.escape, names))
+    others = rf"@extend\(\s*(?:{any_name})\b|(?:{any_name})\s*(?::[^=]*)?=(?!=)"
+    gives = re.compile(rf"^(?:(?:async\s+)?(?:def|class)\s+(?:{any_name})\b|{others})", re.MULTILINE)
+    # Also `deff name(...):`, which is no definition.
+    misspelt = re.compile(rf"^(?:(?:\w+\s+){{1,2}}(?:{any_name})\b|{others})", re.MULTILINE)
+    for cell in reversed(cells) if names else ():
+        if not isinstance(cell, str):
+            continue
+        if misspelt.search(cell) and (problem := _problem(cell)):
+            return problem
+        if gives.search(cell):
+            return None
+    return None
+
+
+def _problem(cell: str) -> str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(cell, "<cell>", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as error:
+        if error.lineno is None:
+            return f"{type(error).__name__}: {error.msg}"
+        line = (cell.splitlines()[error.lineno - 1 : error.lineno] or [""])[0].strip()
+        return f"line {error.lineno} of its cell: {line}\n  {type(error).__name__}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError):  # of what no notebook's cell says
+        pass
+    return None

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from notebooks.course import Hint
-from notebooks.course.limits import limited
+from notebooks.course.tables import limited
 
 
 def test_a_loop_without_an_end_becomes_the_hint() -> None:

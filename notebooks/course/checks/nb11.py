@@ -1,9 +1,13 @@
-"""Checks of notebook 11: the chunks of a prompt. nb11_order.py has the other exercises."""
+"""Checks of notebook 11: chunks, and which waiting request goes first, by its cached tokens and by how often others
+overtook it."""
 
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.expectations import Hint, expect, expect_equal
+from notebooks.course.tables import compare, expect_rows
 
 
 def _chunks_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
@@ -25,59 +29,141 @@ def _chunks_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, pag
 def _(given: Given) -> str:
     prompt_chunks = given["prompt_chunks"]
 
-    def ask(*arguments: int) -> list[tuple[int, int]]:
-        answer = prompt_chunks(*arguments)
-        expect(isinstance(answer, list), f"prompt_chunks must return a list of (start, end), not {answer!r}")
-        expect(
-            all(isinstance(chunk, tuple | list) for chunk in answer),
-            f"prompt_chunks must return a list of (start, end), not {answer!r}",
-        )
-        return [tuple(chunk) for chunk in answer]
+    def ask(*arguments: int) -> list[tuple[int, ...]]:
+        return [tuple(chunk) for chunk in prompt_chunks(*arguments)]
 
-    expect_equal(ask(0, 10, 64, 0, 1), [(0, 10)], "A prompt that fits into the first round is one chunk")
-    expect_equal(
-        ask(0, 100, 40, 0, 1), [(0, 40), (40, 80), (80, 100)], "Each round computes 40 tokens, until the prompt ends"
-    )
-    expect_equal(
-        ask(30, 100, 40, 0, 1),
-        [(30, 70), (70, 100)],
-        "Cached tokens aren't computed, so the chunks begin at prefix_len",
-    )
-    expect_equal(
-        ask(0, 100, 40, 15, 1),
-        [(0, 25), (25, 65), (65, 100)],
-        "Other requests have used 15 of the first round's 40 tokens. Every later round has 40 again",
-    )
-    expect_equal(
-        ask(0, 50, 20, 20, 1),
-        [(0, 20), (20, 40), (40, 50)],
-        "A round with no budget left gives no chunk at all, not an empty one",
-    )
-    expect_equal(
-        ask(0, 20, 11, 0, 4),
-        [(0, 8), (8, 16), (16, 20)],
-        "A chunk in the middle of a prompt must end at a page boundary",
-    )
-    expect_equal(
-        ask(0, 13, 7, 0, 4),
-        [(0, 4), (4, 8), (8, 13)],
-        "The last chunk ends where the prompt ends, even if that is in the middle of a page",
-    )
-    expect_equal(
-        ask(16, 40, 20, 18, 8),
-        [(16, 32), (32, 40)],
-        "The first round has two tokens left, less than a page of 8, so it gives no chunk",
-    )
-    expect_equal(
-        ask(16, 18, 20, 18, 8),
-        [(16, 18)],
-        "The rest of the prompt fits into the rest of the round, so there is one last chunk",
-    )
-    rng = Random(82)
+    rows: list[tuple[Any, ...]] = [
+        (0, 10, 64, 0, 1, "A prompt that fits into the first round is one chunk"),
+        (0, 100, 40, 0, 1, "Each round computes 40 tokens, until the prompt ends"),
+        (30, 100, 40, 0, 1, "Cached tokens aren't computed, so the chunks begin at prefix_len"),
+        (
+            0,
+            100,
+            40,
+            15,
+            1,
+            "Other requests have used 15 of the first round's 40 tokens. Every later round has 40 again",
+        ),
+        (0, 50, 20, 20, 1, "A round with no budget left gives no chunk at all, not an empty one"),
+        (0, 20, 11, 0, 4, "A chunk in the middle of a prompt must end at a page boundary"),
+        (0, 13, 7, 0, 4, "The last chunk ends where the prompt ends, even if that is in the middle of a page"),
+        (16, 40, 20, 18, 8, "The first round has two tokens left, less than a page of 8, so it gives no chunk"),
+        (16, 18, 20, 18, 8, "The rest of the prompt fits into the rest of the round, so there is one last chunk"),
+    ]
+    expect_rows(ask, [(*row[:-1], _chunks_by_hand(*row[:-1]), row[-1]) for row in rows])
+    rng, cases = Random(82), []
     for _ in range(300):
         page_size = rng.choice((1, 2, 4, 8))
-        size = rng.randint(page_size, 40)
-        prefix_len = rng.randint(0, 5) * page_size
-        arguments = (prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size)
-        expect_equal(ask(*arguments), _chunks_by_hand(*arguments), f"prompt_chunks{arguments}")
+        size, prefix_len = rng.randint(page_size, 40), rng.randint(0, 5) * page_size
+        cases.append((prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size))
+    compare(ask, _chunks_by_hand, cases, hint="chunks follow one another, each as long as its round allows")
     return "every token is computed once, and no round computes too many"
+
+
+def _by_hits(prompts: list[list[int]], cached: list[list[int]], page_size: int) -> list[int]:
+    def hits(prompt: list[int]) -> int:
+        pages = range((len(prompt) - 1) // page_size, 0, -1)
+        begins = (n * page_size for n in pages if any(c[: n * page_size] == prompt[: n * page_size] for c in cached))
+        return next(begins, 0)
+
+    return sorted(range(len(prompts)), key=lambda i: (-hits(prompts[i]), i))
+
+
+@exercise("11.2", "Longest prefix first")
+def _(given: Given) -> str:
+    order, cached = given["longest_prefix_first"], [[1, 2, 3, 4, 5, 6], [1, 2, 8, 9]]
+    branches = "Compare with every cached sequence, not only the first: a tree has many branches"
+    beginning = "Only a common *beginning* counts: a token's K/V depends on all tokens before it"
+    last = (
+        "All of [1, 2, 8, 9] is in the tree, but its last token must be computed to get its logits. So 3 tokens count"
+    )
+    pages = "A hit is a whole number of pages: with pages of 2, three common tokens count as two"
+    rows: list[tuple[Any, ...]] = [
+        ([[7, 7], [1, 2, 3, 4, 0], [1, 5, 5]], cached, 1, "The most cached tokens go first"),
+        ([[9, 9, 9], [8, 8, 8], [7, 7, 7]], cached, 1, "No request has cached tokens, so keep the order of arrival"),
+        ([[1, 2, 3, 0], [1, 2, 8, 9, 9], [1, 0]], cached, 1, branches),
+        ([[0, 1, 2, 3, 4], [1, 9, 9, 9, 9]], cached, 1, beginning),
+        ([[1, 2, 3, 0, 0, 0], [1, 2, 8, 9]], cached, 1, last),
+        ([[1, 2, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0]], [[1, 2, 3, 4]], 2, pages),
+        ([], cached, 1, "Without waiting requests, the order is empty"),
+        ([[1, 2, 3], [4, 5]], [], 1, "With an empty tree, keep the order of arrival"),
+    ]
+    expect_rows(order, [(*row[:-1], _by_hits(*row[:-1]), row[-1]) for row in rows])
+    rng, cases = Random(83), []
+    for _ in range(200):
+        page_size = rng.choice((1, 1, 2, 3))
+        some = [
+            [[rng.randint(0, 1) for _ in range(rng.randint(1, 9))] for _ in range(count)]
+            for count in (rng.randint(1, 8), rng.randint(0, 4))
+        ]
+        cases.append((*some, page_size))
+    compare(order, _by_hits, cases, hint="each request exactly once, the most cached tokens first, equals in order")
+    return "most cached first, equals in order of arrival"
+
+
+@dataclass
+class Waiting:
+    """What the policy needs to know about a waiting request."""
+
+    ticket: int
+    cached: int
+
+
+def _admit_all(choose: Any, arrivals: list[list[int]], max_overtakes: int) -> list[int]:
+    """Ask `choose` turn by turn: some requests arrive (given by their cached tokens), then one is admitted. Returns how
+    often each was overtaken, in the order of their tickets."""
+    waiting: list[Waiting] = []
+    order: list[int] = []
+    turns, number = list(arrivals), 0
+    while turns or waiting:
+        for cached in turns.pop(0) if turns else ():
+            waiting.append(Waiting(number, cached))
+            number += 1
+        if waiting:
+            chosen = choose([replace(req) for req in waiting], len(order), max_overtakes)
+            ticket = getattr(chosen, "ticket", None)
+            if ticket not in [req.ticket for req in waiting]:
+                raise Hint(f"choose must return one of the waiting requests, not {chosen!r}")
+            waiting = [req for req in waiting if req.ticket != ticket]
+            order.append(ticket)
+    return [sum(other > ticket for other in order[: order.index(ticket)]) for ticket in range(number)]
+
+
+@exercise("11.3", "Prefer, but let no request starve", points=2)
+def _(given: Given) -> str:
+    choose = given["choose"]
+    equals = choose([Waiting(0, 0), Waiting(1, 8), Waiting(2, 8)], 0, 4)
+    hint = "No request has been overtaken yet, so choose the one with the most cached tokens; among equals, the first"
+    expect_equal(getattr(equals, "ticket", equals), 1, hint)
+    for bound in (1, 2, 5, 10):
+        times = _admit_all(choose, [[0, 8], *[[8]] * 30], bound)[0]
+        said = (
+            "Request 0 has no cached tokens, and in every turn a request with 8 cached tokens arrives. With "
+            f"max_overtakes={bound}, request 0 was overtaken {times} times."
+        )
+        expect(times <= bound, f"{said} Without a firm limit, a request can starve")
+        expect(
+            times == bound,
+            f"{said} Until the limit is reached, the cached tokens decide: it was overtaken only that often",
+        )
+    for bound in (1, 3):
+        times = _admit_all(choose, [[9, 9, 9], [0, 9], *[[9]] * 20], bound)[3]
+        late = (
+            "Request 3 arrives after other requests have left, so `left` isn't 0 then. How often it must be overtaken"
+        )
+        expect_equal(times, bound, f"{late}, with max_overtakes={bound}")
+    rng, most = Random(85), 0
+    for _ in range(150):
+        bound = rng.choice((1, 2, 3, 6))
+        arrivals = [[rng.choice((0, 0, 4, 8)) for _ in range(rng.randint(0, 3))] for _ in range(rng.randint(5, 30))]
+        times = max(_admit_all(choose, arrivals, bound), default=0)
+        expect(
+            times <= bound, f"With the arrivals {arrivals}, one is overtaken {times} times, but max_overtakes={bound}"
+        )
+        most = max(most, times)
+    waiting = [Waiting(7, 0), Waiting(9, 2), Waiting(12, 6), Waiting(13, 6)]
+    for left, wanted in ((7, 12), (9, 12), (10, 7), (11, 7)):
+        chosen = choose([replace(req) for req in waiting], left, 3)
+        said = f"Tickets 7, 9, 12 and 13 are waiting, {left} requests have left, and max_overtakes=3. 0 to 6 have left"
+        expect_equal(getattr(chosen, "ticket", chosen), wanted, said)
+    return f"no request is overtaken more often than allowed; the most is {most} times"

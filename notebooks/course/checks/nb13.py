@@ -1,7 +1,8 @@
-"""Checks of notebook 13: bytes of adapters, the product by groups, and rows in tiles. nb13_names.py has the cache key and
-the places."""
+"""Checks of notebook 13: bytes of adapters, the product by groups, rows in tiles, the cache key, and places on the "
+"device."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,86 +10,66 @@ import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
-from notebooks.course.several import several
+from notebooks.course.tables import Mistake, compare
 
-Shapes = Sequence[tuple[int, int]]
-
-
-# --- 13.1 -------------------------------------------------------------------------------------------------------------
+Shapes = list[tuple[int, int]]
 
 
 @exercise("13.1", "What an adapter weighs")
 def _(given: Given) -> str:
-    adapter_bytes, largest_rank = given["adapter_bytes"], given["largest_rank"]
     layer = [(256, 256), (64, 256), (64, 256), (256, 256), (448, 256), (448, 256), (256, 448)]
-    with several() as part:
-        with part("bytes"):
-            sizes: list[tuple[Shapes, int, int]] = [
-                ([(30, 20)], 1, 1),
-                ([(30, 20), (10, 20)], 2, 4),
-                (6 * layer, 8, 2),
-            ]
-            for shapes, rank, width in sizes:
-                got, said = adapter_bytes(shapes, rank, width), f"shapes={_short(shapes)}, rank={rank}, width={width}"
-                _about_bytes(got, shapes, rank, width, said)
-        with part("rank", "bytes"):
-            cases: list[tuple[Shapes, int, int, int, int]] = [
-                ([(30, 20)], 10_000, 2, 10, 1),
-                ([(30, 20)], 10_000, 1, 50, 4),
-                (6 * layer, 12_000_000, 16, 10, 4),
-                (32 * [(4096, 4096)], 16_000_000_000, 16, 10, 2),
-                ([(1000, 1000)], 1000, 1, 10, 1),
-            ]
-            for case in cases:
-                _about_rank(largest_rank(*case), *case)
+    mistakes: dict[str, Mistake] = {
+        "That is B alone. A, [rank, inputs], is read, too.": {"a": False},
+        "That is A alone. B, [outputs, rank], is read, too.": {"b": False},
+        "That is the whole of b @ a, as large as the weight. An adapter keeps only the two thin matrices.": (
+            lambda shapes, rank, width: sum(out * size for out, size in shapes) * width
+        ),
+        "That is how many numbers it has. Each takes `width` bytes.": lambda shapes, rank, width: _bytes(
+            shapes, rank, 1
+        ),
+        "That is the first projection. Add up all of them.": lambda shapes, rank, width: _bytes(
+            shapes[:1], rank, width
+        ),
+    }
+    cases = [([(30, 20)], 1, 1), ([(30, 20), (10, 20)], 2, 4), (6 * layer, 8, 2)]
+    hint = "the bytes are wrong. A has rank × inputs numbers, B outputs × rank"
+    compare(given["adapter_bytes"], _bytes, cases, mistakes, hint=hint)
+    sizes = [
+        ([(30, 20)], 10_000, 2, 10, 1),
+        ([(30, 20)], 10_000, 1, 50, 4),
+        (6 * layer, 12_000_000, 16, 10, 4),
+        (32 * [(4096, 4096)], 16_000_000_000, 16, 10, 2),
+        ([(1000, 1000)], 1000, 1, 10, 1),
+    ]
+    mistakes = {
+        "With this rank, a *single* adapter takes as much. There are several.": {"one": True},
+        "That is 100 % of the weights, not `percent`.": {"all": True},
+        "Round down. (Where not even rank 1 fits, return 0.)": {"up": 1},
+    }
+    hint = (
+        "the largest rank, a whole number, with which all adapters together take at most so many percent of the weights"
+    )
+    compare(given["largest_rank"], _rank, sizes, mistakes, hint=hint)
     return "one projection and all of a model's, and weights that are too small for any rank"
 
 
-def _short(shapes: Shapes) -> str:
-    return str(list(shapes)) if len(shapes) < 3 else f"[{shapes[0]}, {shapes[1]}, ... {len(shapes)} in all]"
+def _bytes(shapes: Shapes, rank: int, width: int, *, a: bool = True, b: bool = True) -> int:
+    return rank * width * sum(out * b + size * a for out, size in shapes)
 
 
-def _about_bytes(got: Any, shapes: Shapes, rank: int, width: int, said: str) -> None:
-    outs, ins = sum(out for out, _ in shapes), sum(size for _, size in shapes)
-    want = rank * (outs + ins) * width
-    expect(isinstance(got, int | float | np.number), f"Return a number of bytes, not {a_kind(got)}.")
-    known = {
-        rank * outs * width: "that is B alone. A, [rank, inputs], is read, too.",
-        rank * ins * width: "that is A alone. B, [outputs, rank], is read, too.",
-        sum(out * size for out, size in shapes)
-        * width: "that is the whole of b @ a, as large as the weight. An adapter keeps only the two thin matrices.",
-        rank * (outs + ins): "that is how many numbers it has. Each takes `width` bytes.",
-        rank * sum(shapes[0]) * width: "that is the first projection. Add up all of them.",
-    }
-    expect(got == want or got not in known, f"{said}: {known.get(got, '')}")
-    expect_equal(int(got), want, f"{said}: A has rank × inputs numbers, B outputs × rank.")
-
-
-def _about_rank(got: Any, shapes: Shapes, weight_bytes: int, adapters: int, percent: int, width: int) -> None:
-    said = (
-        f"shapes={_short(shapes)}, weight_bytes={weight_bytes}, adapters={adapters}, percent={percent}, width={width}"
-    )
-    expect(
-        isinstance(got, int | np.integer) and not isinstance(got, bool),
-        f"Return a whole number (an int), not {a_kind(got)}: there is no half rank.",
-    )
-    of_rank_1 = sum(map(sum, shapes)) * width
-    want = percent * weight_bytes // (100 * adapters * of_rank_1)
-    one = percent * weight_bytes // (100 * of_rank_1)
-    if want != one:
-        expect(got != one, f"{said}: with rank {got}, a *single* adapter takes as much. There are {adapters}.")
-    if want:
-        expect(got != weight_bytes // (adapters * of_rank_1), f"{said}: that is 100 % of the weights, not {percent} %.")
-    expect(
-        got <= want,
-        f"{said}: {adapters} of rank {got} take {got * adapters * of_rank_1:,} bytes. {percent} % are "
-        f"{percent * weight_bytes // 100:,}.{'' if want else ' Not even rank 1 fits: return 0.'}"
-        f"{' Round down.' if got == want + 1 else ''}",
-    )
-    expect_equal(int(got), want, f"{said}: a larger rank fits as well.")
-
-
-# --- 13.2 -------------------------------------------------------------------------------------------------------------
+def _rank(
+    shapes: Shapes,
+    weight_bytes: int,
+    adapters: int,
+    percent: int,
+    width: int,
+    *,
+    one: bool = False,
+    all: bool = False,
+    up: int = 0,
+) -> int:
+    needed = _bytes(shapes, 1, width) * (1 if one else adapters)
+    return (100 if all else percent) * weight_bytes // (100 * needed) + up
 
 
 class _Looked(list[torch.Tensor]):
@@ -103,54 +84,47 @@ class _Looked(list[torch.Tensor]):
 
 @exercise("13.2", "One product per adapter", points=2)
 def _(given: Given) -> str:
-    grouped = given["grouped"]
-    generator = torch.Generator().manual_seed(13)
-    ranks, scales = [1, 4, 2], [2.0, 0.5, 1.5]
+    grouped, generator = given["grouped"], torch.Generator().manual_seed(13)
+    ranks, scales, cases = [1, 4, 2], [2.0, 0.5, 1.5], []
     for of_rows in ([0], [1, 1], [0, 1, 2], [2, 0, 2, 1], [1, -1, 1, 0], [-1, -1], [0] * 30 + [2] * 30):
-        x = torch.randn(len(of_rows), 12, generator=generator)
-        a = _Looked(torch.randn(rank, 12, generator=generator) for rank in ranks)
-        b = _Looked(torch.randn(10, rank, generator=generator) for rank in ranks)
-        kept, rows = x.clone(), torch.tensor(of_rows)
-        got = grouped(x, rows, a, b, scales)
-        want, unscaled, negative = torch.zeros(len(x), 10), torch.zeros(len(x), 10), torch.zeros(len(x), 10)
-        for row, adapter in enumerate(of_rows):
-            made = list(b)[adapter] @ (list(a)[adapter] @ kept[row])
-            negative[row] = scales[adapter] * made
-            if adapter >= 0:
-                want[row], unscaled[row] = scales[adapter] * made, made
-        said = f"of_rows={of_rows}" if len(of_rows) < 9 else "30 rows of adapter 0 and 30 of adapter 2"
-        expect(isinstance(got, torch.Tensor), f"Return a tensor [T, outputs], not {a_kind(got)}.")
-        expect(torch.equal(x, kept), f"{said}: you changed `x`, which the layer itself still needs.")
-        expect(
-            tuple(got.shape) == tuple(want.shape),
-            f"{said}: the result must be [{len(of_rows)}, 10], one row per row of x, but is {list(got.shape)}.",
-        )
-        if not torch.allclose(got, want, atol=1e-4):
-            expect(not torch.allclose(got, unscaled, atol=1e-4), f"{said}: `scales` is missing.")
-            expect(
-                not torch.allclose(got, negative, atol=1e-4),
-                f"{said}: a row with −1 has no adapter, so its result is 0. (a[-1] is the last of the list.)",
-            )
-            expect(
-                not torch.allclose(got[want.any(1)], want[want.any(1)], atol=1e-4),
-                f"{said}: rows without an adapter get 0.",
-            )
-        expect_equal(got, want, f"{said}: a row gets scale × b @ (a @ x) of its own adapter.", atol=1e-4)
-        expect(
-            max(a.times, b.times) < 20,
-            f"{said}: you look up a matrix {max(a.times, b.times)} times. Take all rows of an adapter together, so that "
-            "its A and B are read once.",
-        )
+        a = [torch.randn(rank, 12, generator=generator) for rank in ranks]
+        b = [torch.randn(10, rank, generator=generator) for rank in ranks]
+        cases.append((torch.randn(len(of_rows), 12, generator=generator), torch.tensor(of_rows), a, b, scales))
+    mistakes: dict[str, Mistake] = {
+        "`scales` is missing.": {"scaled": False},
+        "A row with −1 has no adapter, so its result is 0. (a[-1] is the last of the list.)": {"last": True},
+    }
+    hint = "a tensor [T, outputs]: a row gets scale × b @ (a @ x) of its own adapter, and 0 without one"
+    compare(grouped, _grouped, cases, mistakes, hint=hint, atol=1e-4)
+    x, rows, *lists, _ = cases[-1]
+    a, b = (_Looked(each) for each in lists)
+    grouped(x, rows, a, b, scales)
+    times = max(a.times, b.times)
+    together = "Take all rows of an adapter together, so that its A and B are read once."
+    expect(times < 20, f"30 rows of adapter 0 and 30 of adapter 2: you look up a matrix {times} times. {together}")
     return "ranks 1, 4 and 2, rows in any order, and rows without an adapter"
 
 
-# --- 13.3 -------------------------------------------------------------------------------------------------------------
+def _grouped(
+    x: torch.Tensor,
+    of_rows: torch.Tensor,
+    a: list[torch.Tensor],
+    b: list[torch.Tensor],
+    scales: list[float],
+    *,
+    scaled: bool = True,
+    last: bool = False,
+) -> torch.Tensor:
+    y = torch.zeros(len(x), 10)
+    for row, i in enumerate(of_rows.tolist()):
+        if i >= 0 or last:
+            y[row] = (scales[i] if scaled else 1.0) * (b[i] @ (a[i] @ x[row]))
+    return y
 
 
 @exercise("13.3", "Rows in tiles", points=2)
 def _(given: Given) -> str:
-    tiles_of = given["tiles_of"]
-    rng = np.random.default_rng(13)
+    tiles_of, rng = given["tiles_of"], np.random.default_rng(13)
     cases: list[tuple[list[int], int]] = [
         ([0, 0, 0], 6),
         ([0, 1, 0], 6),
@@ -160,49 +134,138 @@ def _(given: Given) -> str:
         ([1, 0, 1, 0, 1, 0, 1], 2),
         *((rng.integers(-1, 4, rng.integers(0, 40)).tolist(), int(rng.integers(1, 7))) for _ in range(50)),
     ]
-    for of_rows, most in cases:
-        answer = tiles_of(list(of_rows), most)
-        said = f"tiles_of({of_rows}, {most})"
-        expect(isinstance(answer, tuple) and len(answer) == 2, f"{said}: return two lists, `rows, tiles`.")
-        try:
-            rows, tiles = [int(row) for row in answer[0]], [tuple(map(int, tile)) for tile in answer[1]]
-        except (TypeError, ValueError):
-            expect(False, f"{said}: `rows` is a list of numbers, and each tile is (adapter, first, count).")
-        want_rows, want_tiles = _tiled(of_rows, most)
-        without = [row for row in rows if 0 <= row < len(of_rows) and of_rows[row] < 0]
-        expect(not without, f"{said}: row {(without or [0])[0]} has no adapter, so it is in no tile.")
-        expect_equal(
-            sorted(rows), sorted(want_rows), f"{said}: `rows` must have each row with an adapter exactly once."
-        )
-        expect_equal(
-            rows, want_rows, f"{said}: sort the rows by adapter. Rows with the same adapter stay in their order."
-        )
-        expect(all(len(tile) == 3 for tile in tiles), f"{said}: each tile is (adapter, first, count).")
-        for adapter, first, count in tiles:
-            tile = f"{said}: the tile {(adapter, first, count)}"
-            expect(count <= most, f"{tile} has {count} rows. At most {most} are computed side by side.")
-            expect(count > 0, f"{tile} has no rows.")
-            expect(
-                first >= 0 and first + count <= len(rows),
-                f"{tile} ends outside `rows`, which has {len(rows)} entries. `first` is a place in `rows`, not the number "
-                "of a row.",
-            )
-            others = {of_rows[row] for row in rows[first : first + count]} - {adapter}
-            expect(
-                not others, f"{tile} has rows of adapter {min(others, default=0)}, too. `first` is a place in `rows`."
-            )
-        rule = "Make as few tiles as possible: for each adapter, in order, full ones and then the rest."
-        expect(len(tiles) == len(want_tiles), f"{said}: {len(tiles)} tiles instead of {len(want_tiles)}. {rule}")
-        for i, (tile_of, want_tile) in enumerate(zip(tiles, want_tiles, strict=True)):
-            expect(tile_of == want_tile, f"{said}: tiles[{i}] is {tile_of} and must be {want_tile}. {rule}")
+    mistakes: dict[str, Mistake] = {
+        "A row without an adapter (−1) is in no tile.": {"without": False},
+        "Sort the rows by adapter. Rows with the same adapter stay in their order.": {"falling": True},
+        "A tile has at most `most` rows: divide what is more.": {"divided": False},
+        "`first` is a place in `rows`, not the number of a row.": {"by_row": True},
+    }
+
+    def call(of_rows: list[int], most: int) -> Any:
+        rows, tiles = tiles_of(of_rows, most)
+        return [int(row) for row in rows], [tuple(map(int, tile)) for tile in tiles]
+
+    hint = (
+        "`rows, tiles`: the rows with an adapter, sorted by it, and (adapter, first, count) for each tile, as few as "
+    )
+    hint += "possible: for each adapter, in order, full ones and then the rest"
+    compare(call, _tiled, cases, mistakes, hint=hint)
     return "56 passes, tiles of 1 to 6 rows"
 
 
-def _tiled(of_rows: Sequence[int], most: int) -> tuple[list[int], list[tuple[int, ...]]]:
+def _tiled(
+    of_rows: list[int],
+    most: int,
+    *,
+    without: bool = True,
+    falling: bool = False,
+    divided: bool = True,
+    by_row: bool = False,
+) -> tuple[list[int], list[tuple[int, ...]]]:
     rows, tiles = list[int](), list[tuple[int, ...]]()
-    for adapter in sorted(set(of_rows) - {-1}):
+    for adapter in sorted(set(of_rows) - ({-1} if without else set())):
         own = [row for row, each in enumerate(of_rows) if each == adapter]
-        for begin in range(0, len(own), most):
-            tiles.append((adapter, len(rows) + begin, min(most, len(own) - begin)))
-        rows += own
+        size = most if divided else len(own)
+        for begin in range(0, len(own), size):
+            first = own[begin] if by_row else len(rows) + begin
+            tiles.append((adapter, first, min(size, len(own) - begin)))
+        rows += own[::-1] if falling else own
     return rows, tiles
+
+
+@exercise("13.4", "The key of the cache")
+def _(given: Given) -> str:
+    cache_key, loaded = given["cache_key"], []
+
+    def key(name: str | None, number: int = 0, extra: Hashable = None) -> Any:
+        adapter = None if name is None else SimpleNamespace(name=name, id=number)
+        loaded.append(adapter)  # so that no two are at the same address
+        found = cache_key(adapter, extra)
+        try:
+            hash(found)
+        except TypeError:
+            expect(False, f"A key must be hashable, because it is a dictionary's. {a_kind(found)} isn't.")
+        return found
+
+    old = "'rhymes' is unloaded, and another adapter is loaded under that name. It finds the K/V of the old one."
+    expect(key("rhymes", 1) != key("rhymes", 2), old)
+    address = "Two requests with the same adapter get different keys. Use the adapter's `id` attribute."
+    expect(key("rhymes", 1) == key("rhymes", 1), f"{address} (Python's id() is an address: each object has its own.)")
+    expect(key(None) == key(None), "Two requests with the base model get different keys, so they share nothing.")
+    expect(key(None) != key("rhymes", 1), "The base model's key is an adapter's, too.")
+    customers = "Two customers have different `extra_key`s. They must not share K/V, but their keys are equal."
+    for name, number in (("rhymes", 1), (None, 0)):
+        expect(key(name, number, "customer 1") != key(name, number, "customer 2"), customers)
+    for one, other in ((None, "None"), (1, "1"), ((1, 2), "(1, 2)")):
+        same = f"extra_key={one!r} and extra_key={other!r} are different, but give the same key. Leave it as it is."
+        expect(key(None, extra=one) != key(None, extra=other), same)
+    two = "One customer uses two adapters. Their K/V differs, but their keys are equal."
+    expect(key("rhymes", 1, "customer 1") != key("sea", 2, "customer 1"), two)
+    taken = {key("rhymes", 1): "no extra_key", key("rhymes", 1, "c"): "extra_key='c'"}
+    for extra in (1, "1", "rhymes", (1, None), (1, "c"), ("rhymes", None), *taken):
+        chosen = f"A caller who uses the base model says extra_key={extra!r}, and gets the key of adapter 1."
+        expect(key(None, extra=extra) not in taken, f"{chosen} Say in every key whether there is an adapter.")
+    return "old names, two customers, and callers whose extra_key looks like a key"
+
+
+class _Reference:
+    def __init__(self, size: int):
+        self.adapters: list[str | None] = [None] * size
+        self.order: list[str] = []  # least recently used first
+
+    def obtain(self, adapter: str, in_use: set[str]) -> int | None:
+        if adapter not in self.adapters:
+            if None in self.adapters:
+                place = self.adapters.index(None)
+            else:
+                idle = [each for each in self.order if each not in in_use]
+                if not idle:
+                    return None
+                place = self.adapters.index(idle[0])
+                self.order.remove(idle[0])
+            self.adapters[place] = adapter
+        else:
+            self.order.remove(adapter)
+        self.order.append(adapter)
+        return self.adapters.index(adapter)
+
+
+# What is asked for, with the adapters in use, of two places; and why the last answer is what it is.
+NONE = set[str]()
+AB = [("a", NONE), ("b", NONE)]
+PLAYS = [
+    ([("a", NONE)], "All places are free. Note in `self.adapters` which adapter is in the place"),
+    (AB, "The second adapter gets a free place: nothing has to leave yet"),
+    ([*AB, ("b", NONE)], "'b' is on the device already. It keeps its place"),
+    ([*AB, ("a", NONE), ("c", NONE)], "'a' came first, but was used last: 'b' has to go"),
+    (
+        [*AB, ("c", {"a"})],
+        "'a' was used longest ago, but a running request uses it. Its rows would be computed with 'c'",
+    ),
+    ([*AB, ("c", {"a", "b"})], "Running requests use all adapters that are there. 'c' has to wait: return None"),
+    ([*AB, ("a", {"a", "b"})], "An adapter that is in use and is asked for again keeps its place"),
+]
+
+
+@exercise("13.5", "A place on the device", points=2)
+def _(given: Given) -> str:
+    cls = given["Places"]
+    for play, why in PLAYS:
+        _play(cls, 2, play, why)
+    rng = np.random.default_rng(5)
+    for size in (1, 2, 3, 5):
+        names = ["abcdefgh"[i] for i in rng.integers(8, size=200)]
+        _play(cls, size, [(name, {each for each in "abcdefgh" if rng.random() < 0.3}) for name in names], "")
+    return "the least recently used goes, those in use stay, through 800 calls"
+
+
+def _play(cls: Any, size: int, play: list[tuple[str, set[str]]], why: str) -> None:
+    places, reference = cls(size), _Reference(size)
+    for number, (adapter, in_use) in enumerate(play):
+        kept, want = set(in_use), reference.obtain(adapter, in_use)
+        got = places.obtain(adapter, kept)
+        expect(kept == in_use, "You changed `in_use`, which belongs to the caller.")
+        before = [name for name, _ in play[max(0, number - 4) : number]]
+        said = f"{size} places, after {before}: obtain({adapter!r}, {sorted(in_use)})."
+        expect_equal(got, want, f"{said} {why}")
+        expect_equal(list(places.adapters), reference.adapters, f"{said} Then these adapters are there. {why}")

@@ -1,23 +1,19 @@
-"""Checks of notebook 14: drafts that are looked up, and which tokens of a pass count. nb14_passes.py has how many drafts
-pay, and the rows of a pass."""
+"""Checks of notebook 14: drafts that are looked up, which tokens of a pass count, how many drafts pay, and the rows of a
+VERIFY pass."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import a_kind, expect, expect_equal
+from notebooks.course.tables import Mistake, compare
 
 END = 2
 
 
-# --- 14.1 -------------------------------------------------------------------------------------------------------------
-
-
 @exercise("14.1", "Look it up", points=2)
 def _(given: Given) -> str:
-    lookup, rng = given["lookup"], np.random.default_rng(14)
+    rng = np.random.default_rng(14)
     cases: list[tuple[list[int], int, int]] = [
         ([5, 6, 7, 8, 5, 6], 2, 3),
         ([5, 6, 7, 8], 2, 3),
@@ -32,105 +28,176 @@ def _(given: Given) -> str:
         ([5, 6, 5, 6, 5, 6], 2, 3),
         *((rng.integers(0, 3, rng.integers(0, 30)).tolist(), int(rng.integers(1, 4)), 3) for _ in range(150)),
     ]
-    for tokens, shortest, count in cases:
-        kept = list(tokens)
-        got, said = lookup(kept, shortest, count), f"lookup({tokens}, {shortest}, {count})"
-        expect(kept == tokens, f"{said}: you changed `tokens`, which belongs to the request.")
-        expect(isinstance(got, list), f"{said}: return a list of tokens, [] if there are none, not {a_kind(got)}.")
-        _about_drafts(got, tokens, shortest, count, said)
+    mistakes: dict[str, Mistake] = {
+        "You return the match itself. What *follows* it is wanted.": {"itself": True},
+        "The ending occurs several times. Take the last of these: what was said lately is likelier to come again.": {
+            "first": True
+        },
+        "You use a short ending. A longer one occurs earlier, too. (The two may overlap.)": {"longest": False},
+        "You propose something although no ending of at least `shortest` tokens occurs earlier: return [].": {
+            "any": True
+        },
+        "You return too many tokens. At most `count` are wanted.": {"limited": False},
+    }
+    hint = "a list of up to `count` tokens that followed the last place where the longest ending occurs before. The ending "
+    hint += (
+        "itself doesn't count; if none of at least `shortest` tokens occurs earlier, there is nothing to propose: []"
+    )
+    compare(given["lookup"], _drafts, cases, mistakes, hint=hint)
     return "endings that occur once, twice, not at all or overlap themselves, in 161 texts"
 
 
-def _starts(tokens: Sequence[int], n: int) -> list[int]:
-    """Where the last `n` tokens begin, wherever they occur before."""
-    ending = list(tokens[len(tokens) - n :])
-    return [start for start in range(len(tokens) - n) if list(tokens[start : start + n]) == ending]
-
-
-def _about_drafts(got: list[int], tokens: list[int], shortest: int, count: int, said: str) -> None:
-    longest = max((n for n in range(1, len(tokens)) if _starts(tokens, n)), default=0)
-    if longest < shortest:
-        expect(
-            not got,
-            f"{said}: no ending of at least {shortest} tokens occurs earlier, so return []. "
-            + (f"(The longest that does has {longest}.)" if longest else "(The ending itself doesn't count.)"),
-        )
-        return
-    starts = _starts(tokens, longest)
-    want = tokens[starts[-1] + longest :][:count]
-    if got == want:
-        return
-    ending = f"The ending {tokens[len(tokens) - longest :]} occurs at {', '.join(map(str, starts))}"
-    expect(got, f"{said}: {ending}. So there is something to propose.")
-    expect(len(got) <= count, f"{said}: you return {len(got)} tokens. At most {count} are wanted.")
-    expect(got != tokens[starts[-1] :][:count], f"{said}: you return the match itself. What *follows* it is wanted.")
-    first = tokens[starts[0] + longest :][:count]
-    expect(got != first, f"{said}: {ending}. Take the last of these: what was said lately is likelier to come again.")
-    for n in range(shortest, longest):
-        of_shorter = [tokens[start + n :][:count] for start in _starts(tokens, n)]
-        longer = f"{tokens[len(tokens) - longest :]}."
-        longer += " (The two may overlap.)" if starts[-1] + 2 * longest > len(tokens) else ""
-        expect(
-            got not in of_shorter,
-            f"{said}: you use an ending of {n}. A longer one occurs earlier, too: {longer}",
-        )
-    expect_equal(got, want, f"{said}: {ending}. Return what follows the last of these, up to {count} tokens.")
-
-
-# --- 14.2 -------------------------------------------------------------------------------------------------------------
+def _drafts(
+    tokens: list[int],
+    shortest: int,
+    count: int,
+    *,
+    itself: bool = False,
+    first: bool = False,
+    longest: bool = True,
+    any: bool = False,
+    limited: bool = True,
+) -> list[int]:
+    lengths = range(1 if any else shortest, len(tokens))
+    for n in reversed(lengths) if longest else lengths:
+        starts = [at for at in range(len(tokens) - n) if tokens[at : at + n] == tokens[-n:]]
+        if starts:
+            found = tokens[starts[0 if first else -1] + (0 if itself else n) :]
+            return found[:count] if limited else found
+    return []
 
 
 @exercise("14.2", "Which tokens count")
 def _(given: Given) -> str:
-    counted, rng = given["counted"], np.random.default_rng(15)
-    cases: list[tuple[list[int], list[int]]] = [
-        ([5, 6, 7], [5, 6, 9, 4]),
-        ([], [8]),
-        ([5, 6, 7], [5, 6, 7, 4]),
-        ([5, 6, 7], [9, 6, 7, 4]),
-        ([5, 6, 7], [5, 9, 7, 4]),
-        ([5, END, 7], [5, END, 7, 4]),
-        ([5, 6], [END, 6, 8]),
-        ([5, 6], [5, 6, END]),
+    rng, counted = np.random.default_rng(15), given["counted"]
+    cases: list[tuple[list[int], list[int], int]] = [
+        ([5, 6, 7], [5, 6, 9, 4], END),
+        ([], [8], END),
+        ([5, 6, 7], [5, 6, 7, 4], END),
+        ([5, 6, 7], [9, 6, 7, 4], END),
+        ([5, 6, 7], [5, 9, 7, 4], END),
+        ([5, END, 7], [5, END, 7, 4], END),
+        ([5, 6], [END, 6, 8], END),
+        ([5, 6], [5, 6, END], END),
     ]
     for _ in range(100):
         drafts = rng.integers(1, 4, rng.integers(0, 5)).tolist()
-        cases.append((drafts, rng.integers(1, 4, len(drafts) + 1).tolist()))
-    for drafts, sampled in cases:
-        kept = list(drafts), list(sampled)
-        got, said = counted(*kept, END), f"counted({drafts}, {sampled}, {END})"
-        expect(kept == (drafts, sampled), f"{said}: you changed `drafts` or `sampled`.")
-        expect(isinstance(got, list | tuple), f"{said}: return a list of tokens, not {a_kind(got)}.")
-        _about_tokens(list(got), drafts, sampled, said)
+        cases.append((drafts, rng.integers(1, 4, len(drafts) + 1).tolist(), END))
+    mistakes: dict[str, Mistake] = {
+        "The request gets nothing after the end token, even if the drafts were right.": {"ends": False},
+        "The end token itself is the last token of the request. It counts.": {"with_end": False},
+        "The row behind the right drafts had the right input: its token counts, too.": {"own": False},
+        "After a wrong draft, the rows behind it have read a wrong token. What was sampled from them doesn't count, even "
+        "where it is equal to a draft.": {"stops": False},
+    }
+    hint = "the tokens up to the first one that differs from its draft, that one included: at least one token"
+    compare(lambda *given: list(counted(*given)), _counting, cases, mistakes, hint=hint)
     return "all right, all wrong, wrong in the middle, and end tokens anywhere"
 
 
-def _about_tokens(got: list[Any], drafts: list[int], sampled: list[int], said: str) -> None:
+def _counting(
+    drafts: list[int],
+    sampled: list[int],
+    end: int,
+    *,
+    ends: bool = True,
+    with_end: bool = True,
+    own: bool = True,
+    stops: bool = True,
+) -> list[int]:
     right = 0
-    while right < len(drafts) and drafts[right] == sampled[right]:
+    while right < len(drafts) and (drafts[right] == sampled[right] or not stops):
         right += 1
-    through = sampled[: right + 1]
-    want = through[: through.index(END) + 1] if END in through else through
-    if got == want:
-        return
-    expect(
-        got, f"{said}: a request gets at least one token: what was sampled from its newest token is right in any case."
-    )
-    if END in want and len(got) != len(want):
-        expect(
-            len(got) < len(want),
-            f"{said}: {END} is the end token, and the request gets nothing after it, even if the drafts were right.",
-        )
-        expect(got != want[:-1], f"{said}: the end token itself is the last token of the request. It counts.")
-    if got == want[:-1]:
-        expect(
-            False,
-            f"{said}: {right} of {len(drafts)} drafts are right, and the row behind them had the right input: its token "
-            "counts, too.",
-        )
-    expect(
-        len(got) <= len(want),
-        f"{said}: draft {right + 1} is wrong, so the rows behind it have read a wrong token. What was sampled from them "
-        "doesn't count, even where it is equal to a draft.",
-    )
-    expect_equal(got, want, f"{said}: the tokens up to the first one that differs from its draft, that one included")
+    through = sampled[: right + own]
+    return through[: through.index(end) + with_end] if end in through and ends else through
+
+
+@exercise("14.3", "How many drafts", points=2)
+def _(given: Given) -> str:
+    cases = [(p, k) for p, k in ((0.5, 2), (0.5, 0), (0.0, 3), (1.0, 3), (0.8, 1), (0.9, 7))]
+    mistakes: dict[str, Mistake] = {
+        "The pass's own token is missing. It comes in any case.": lambda p, k: _tokens(p, k) - 1,
+        "Draft j counts only if all drafts before it are right, too, so with probability p ** j.": lambda p, k: (
+            1 + p * k
+        ),
+        "That is the probability that *all* drafts are right. Add up 1, p, p ** 2, ...": lambda p, k: p**k,
+    }
+    hint = "the sum of p ** j for j from 0 to k"
+    compare(given["expected_tokens"], _tokens, cases, mistakes, hint=hint, atol=1e-9)
+    machines: list[list[float]] = [
+        [1.0] * 10,
+        [1 + 0.05 * (rows - 1) for rows in range(10)],
+        [1 + 0.4 * (rows - 1) for rows in range(10)],
+        [float(rows) for rows in range(10)],
+        [1, 1, 1.1, 1.2, 1.3, 4, 4, 4, 4, 4],
+    ]
+    choices = [(p, each, most) for each in machines for p in (0.0, 0.3, 0.5, 0.75, 0.9, 1.0) for most in (0, 1, 4, 8)]
+    mistakes = {
+        "These drafts give most tokens per *pass*. The pass takes longer, too: what counts is tokens per second.": {
+            "by_time": False
+        },
+        "A pass with k drafts has k + 1 rows: the newest token is one, too.": {"rows": 0},
+        "Fewer drafts give as many tokens per second. Take the fewest.": {"fewest": False},
+    }
+    hint = "the number of drafts, 0..most, with the most tokens per second; the fewest of several"
+    compare(given["best_k"], _best, choices, mistakes, hint=hint)
+    return "five machines, acceptances from 0 to 1"
+
+
+def _tokens(p: float, k: int) -> float:
+    return float(sum(p**j for j in range(k + 1)))
+
+
+def _best(
+    p: float, seconds: list[float], most: int, *, by_time: bool = True, rows: int = 1, fewest: bool = True
+) -> int:
+    speeds = [_tokens(p, k) / ((seconds[k + rows] or seconds[1]) if by_time else 1) for k in range(most + 1)]
+    best = [k for k, speed in enumerate(speeds) if speed >= max(speeds) - 1e-12]
+    return best[0 if fewest else -1]
+
+
+@exercise("14.4", "The rows of a VERIFY pass")
+def _(given: Given) -> str:
+    rng = np.random.default_rng(16)
+    cases: list[tuple[list[int], ...]] = [
+        ([7, 2], [10, 4], [13, 5]),
+        ([3], [0], [1]),
+        ([0, 1, 2], [5, 9, 1], [6, 10, 2]),
+        ([4], [20], [25]),
+    ]
+    for _ in range(30):
+        size = int(rng.integers(1, 6))
+        before = rng.integers(0, 50, size)
+        ends = (before + rng.integers(1, 5, size)).tolist()
+        cases.append((rng.permutation(8)[:size].tolist(), before.tolist(), ends))
+    mistakes: dict[str, Mistake] = {
+        "You have a row for each request. The pass has one for each *token*: the newest and the drafts.": (
+            lambda rows, starts, ends: (rows, ends)
+        ),
+        "You have a row for each draft. The newest token of a request has one, too.": {"newest": False},
+        "These are positions. A token reads its own K/V as well, so its length is one more.": {"itself": False},
+        "With these lengths, each row reads *all* drafts, its own successors included. Row j reads j drafts.": {
+            "all": True
+        },
+    }
+    hint = "two lists. The tokens of a request are side by side, and all read its row. The newest token's length is "
+    hint += "starts[i] + 1, and each draft's is one more"
+    compare(given["decode_rows"], _rows, cases, mistakes, hint=hint)
+    return "one request and several, with and without drafts"
+
+
+def _rows(
+    rows: list[int],
+    starts: list[int],
+    ends: list[int],
+    *,
+    newest: bool = True,
+    itself: bool = True,
+    all: bool = False,
+) -> tuple[Any, ...]:
+    tokens = [
+        (row, end if all else at + itself)
+        for row, start, end in zip(rows, starts, ends, strict=True)
+        for at in range(start + (not newest), end)
+    ]
+    return [row for row, _ in tokens], [length for _, length in tokens]

@@ -1,19 +1,17 @@
-"""Checks of notebook 15: the mask of a state, and a text along the states. nb15_bits.py has bit masks and forced tokens."""
+"""Checks of notebook 15: the mask of a state, a text along the states, bit masks for a batch, and forced tokens."""
 
 import random
-from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import torch
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import Hint, a_kind, expect
+from notebooks.course.expectations import Hint
+from notebooks.course.tables import Mistake, compare
 
 Arrows = dict[tuple[int, str], int]
 Table = dict[int, dict[int, int]]
-SMALL: Arrows = {(0, "a"): 1, (1, "b"): 2, (2, ","): 0}
-WORDS = ["", "a", "b", ",", "ab", "b,", "ab,a", "ba", ",,"]
 
 
 def _machine(rng: random.Random) -> tuple[Arrows, set[int], list[str], int]:
@@ -26,6 +24,10 @@ def _machine(rng: random.Random) -> tuple[Arrows, set[int], list[str], int]:
     return arrows or {(0, "a"): 1}, {s for s in range(size) if rng.random() < 0.4}, tokens, end
 
 
+def _states(arrows: Arrows) -> range:
+    return range(1 + max(max(state, after) for (state, _), after in arrows.items()))
+
+
 def _walk(arrows: Arrows, state: int, text: str) -> int | None:
     at: int | None = state
     for char in text:
@@ -33,157 +35,272 @@ def _walk(arrows: Arrows, state: int, text: str) -> int | None:
     return at
 
 
-# --- 15.1 -------------------------------------------------------------------------------------------------------------
-
-
 @exercise("15.1", "The mask of a state")
 def _(given: Given) -> str:
-    mask_of = given["mask_of"]
-    rng = random.Random(15)
-    cases: list[tuple[Arrows, set[int], list[str], int]] = [(SMALL, {2}, WORDS, 0)]
-    cases += [_machine(rng) for _ in range(40)]
-    for arrows, accepting, tokens, end in cases:
-        for state in range(1 + max(max(state, after) for (state, _), after in arrows.items())):
-            kept = deepcopy((arrows, accepting, tokens))
-            got = mask_of(arrows, accepting, state, tokens, end)
-            expect(
-                (arrows, accepting, tokens) == kept, "You changed the machine or the tokens, which other texts need."
-            )
-            try:
-                mask = [bool(each) for each in got]
-            except TypeError:
-                expect(False, f"Return a list with True or False for each token, not {a_kind(got)}.")
-            expect(len(mask) == len(tokens), f"The mask has {len(mask)} entries, but there are {len(tokens)} tokens.")
-            for token in range(len(tokens)):
-                _about(mask[token], token, arrows, accepting, state, tokens, end)
+    mask_of, rng = given["mask_of"], random.Random(15)
+    small: Arrows = {(0, "a"): 1, (1, "b"): 2, (2, ","): 0}
+    machines = [(small, {2}, ["", "a", "b", ",", "ab", "b,", "ab,a", "ba", ",,"], 0)]
+    machines += [_machine(rng) for _ in range(40)]
+    cases = [(arrows, acc, state, tokens, end) for arrows, acc, tokens, end in machines for state in _states(arrows)]
+    mistakes: dict[str, Mistake] = {
+        "Where the text may end, the end token is allowed; where it must go on, it isn't.": {"ends": False},
+        "The end token is allowed only where the text may end.": {"always": True},
+        "A token without a text that isn't the end token is never allowed.": {"empty": True},
+        "The walk begins in the state that is asked about, not in state 0.": {"start": 0},
+        "A token's first character is allowed, but not all of them, one after the other. Each arrow leads to the state for "
+        "the next character.": {"first": True},
+        "A token may lead to a state where the text may not end yet. It needn't: more tokens can follow.": {
+            "final": True
+        },
+    }
+    hint = "a list with True or False for each token: True where all its characters have an arrow, one after the other"
+    compare(lambda *machine: [bool(each) for each in mask_of(*machine)], _mask, cases, mistakes, hint=hint)
     return "41 machines, all of their states"
 
 
-def _about(
-    allowed: bool, token: int, arrows: Arrows, accepting: set[int], state: int, tokens: Sequence[str], end: int
-) -> None:
-    """The mask says `allowed` for `token`."""
-    text = tokens[token]
-    if token == end:
-        said = f"state {state}, where accepting={accepting}"
-        expect(allowed or state not in accepting, f"{said}: the text may end here, so the end token is allowed.")
-        expect(not allowed or state in accepting, f"{said}: the text must go on, so the end token isn't allowed.")
-        return
-    if not text:
-        expect(not allowed, f"Token {token} has no text and isn't the end token, so it is never allowed.")
-        return
-    said = f"state {state}, token {text!r}, arrows={arrows}"
-    after, from_start = _walk(arrows, state, text), _walk(arrows, 0, text)
-    if after is None and allowed:
-        expect(
-            from_start is None or state == 0,
-            f"{said}: from state 0 all its characters have an arrow, but the walk begins in state {state}.",
-        )
-        expect(
-            (state, text[0]) not in arrows,
-            f"{said}: its first character is allowed, but not all of them, one after the other. Each arrow leads to the "
-            "state for the next character.",
-        )
-        expect(False, f"{said}: its first character has no arrow from here, so it isn't allowed.")
-    if after is not None and not allowed:
-        expect(
-            after in accepting or not accepting,
-            f"{said}: all its characters have an arrow, so it is allowed. (It leads to state {after}, where the text may "
-            "not end yet. It needn't: more tokens can follow.)",
-        )
-        expect(False, f"{said}: all its characters have an arrow, one after the other, so it is allowed.")
-
-
-# --- 15.2 -------------------------------------------------------------------------------------------------------------
+def _mask(
+    arrows: Arrows,
+    accepting: set[int],
+    state: int,
+    tokens: list[str],
+    end: int,
+    *,
+    ends: bool = True,
+    always: bool = False,
+    empty: bool = False,
+    start: int | None = None,
+    first: bool = False,
+    final: bool = False,
+) -> list[bool]:
+    found = []
+    for token, text in enumerate(tokens):
+        at = _walk(arrows, state if start is None else start, text[:1] if first else text)
+        allowed = at is not None and (text != "" or empty) and (not final or at in accepting)
+        found.append((always or state in accepting) and ends if token == end else allowed)
+    return found
 
 
 @exercise("15.2", "A text along the states", points=2)
 def _(given: Given) -> str:
-    write = given["write_greedily"]
-    rng = random.Random(152)
+    write, rng = given["write_greedily"], random.Random(152)
+    line: Table = {0: {1: 1}, 1: {2: 2}, 2: {}}
     cases: list[tuple[Table, set[int], int, int, int]] = [
         ({0: {1: 1, 4: 2, 6: 1}, 1: {2: 2, 5: 0}, 2: {3: 0}}, {2}, 0, 20, 9),
-        ({0: {1: 1}, 1: {2: 2}, 2: {}}, {2}, 0, 5, 3),
-        ({0: {1: 1}, 1: {2: 2}, 2: {}}, {2}, 0, 2, 3),
-        ({0: {1: 1}, 1: {2: 2}, 2: {}}, {2}, 0, 1, 3),
+        *((line, {2}, 0, most, 3) for most in (5, 2, 1)),
         ({0: {2: 0, 3: 0}}, {0}, 1, 4, 4),
         ({0: {}}, {0}, 0, 3, 2),
     ]
     for _ in range(60):
         arrows, accepting, tokens, end = _machine(rng)
-        states = range(1 + max(max(state, after) for (state, _), after in arrows.items()))
-        walks = {s: {i: _walk(arrows, s, text) for i, text in enumerate(tokens) if text} for s in states}
+        walks = {s: {i: _walk(arrows, s, text) for i, text in enumerate(tokens) if text} for s in _states(arrows)}
         table = {s: {i: after for i, after in each.items() if after is not None} for s, each in walks.items()}
         accepting |= {s for s, each in table.items() if not each}
         cases.append((table, accepting, end, rng.randrange(0, 9), len(tokens)))
-    for i, (table, accepting, end, most, size) in enumerate(cases):
-        _one_text(write, table, accepting, end, most, size, random.Random(i))
+    mistakes: dict[str, Mistake] = {
+        "The end token ends the text and doesn't belong to `ids`.": {"with_end": True},
+        "The end token is allowed only where the text may end; elsewhere the text must go on.": {"ends_anywhere": True},
+        "The text may end here, and the end token is the best of the allowed ones. So it ends.": {"never_ends": True},
+        "Where nothing can follow and the text may end, the reason is 'stop', also with `most` tokens.": {
+            "complete": False
+        },
+        "Of tokens with the same score, take the lower number.": {"higher": True},
+        "Only the tokens of the current state are allowed: follow its arrow after each one.": {"stays": True},
+    }
+
+    def call(table: Table, accepting: set[int], end: int, most: int, size: int) -> Any:
+        asked = 0
+
+        def scores(ids: Any) -> list[float]:
+            nonlocal asked
+            asked += 1
+            if asked > 4 * most + 20:
+                raise Hint(f"most={most}: you have asked for scores {asked} times. When there are `most` tokens, stop.")
+            return _scores(ids, size)
+
+        ids, reason = write(table, accepting, scores, end, most)
+        return [int(token) for token in ids], reason
+
+    hint = "`(ids, reason)`: the best allowed token each time, until the text ends ('stop') or has `most` tokens ('length')"
+    compare(call, _written, cases, mistakes, hint=hint)
     return "66 machines: texts that end by themselves, by the end token, and by their length"
 
 
-def _one_text(
-    write: Callable[..., Any], table: Table, accepting: set[int], end: int, most: int, size: int, rng: random.Random
-) -> None:
-    salt = rng.random()
-    asked: list[list[int]] = []
+def _scores(ids: Any, size: int) -> list[float]:
+    chance = random.Random(str([int(token) for token in ids]))
+    return [float(chance.randrange(-4, 5)) for _ in range(size)]
 
-    def scores(ids: Sequence[int]) -> list[float]:
-        asked.append([int(token) for token in ids])
-        if len(asked) > 4 * most + 20:
-            raise Hint(
-                f"most={most}: you have asked for scores {len(asked)} times. When there are `most` tokens, stop."
-            )
-        chance = random.Random(f"{salt} {asked[-1]}")
-        return [float(chance.randrange(-4, 5)) for _ in range(size)]
 
-    kept, said = deepcopy((table, accepting)), f"table={table}, accepting={accepting}, end={end}, most={most}"
-    got = write(table, accepting, scores, end, most)
-    expect((table, accepting) == kept, f"{said}: you changed the table, which other texts need.")
-    expect(isinstance(got, tuple) and len(got) == 2, f"Return `(ids, reason)`, not {a_kind(got)}.")
-    expect(
-        isinstance(got[0], list) and all(isinstance(token, int | np.integer) for token in got[0]),
-        "`ids` must be a list of token numbers.",
-    )
-    ids, reason = [int(token) for token in got[0]], got[1]
-    expect(end not in ids, f"{said}: `ids` is {ids}. The end token {end} ends the text and doesn't belong to it.")
-    state, questions = 0, list(asked)
-    for place, token in enumerate(ids):
-        so_far = f"{said}: after {ids[:place]} in state {state}"
-        expect(token in table[state], f"{so_far}: token {token} isn't allowed. Allowed are {sorted(table[state])}.")
-        values = scores(ids[:place])
-        allowed = sorted([*table[state], *([end] if state in accepting else [])])
+def _written(
+    table: Table,
+    accepting: set[int],
+    end: int,
+    most: int,
+    size: int,
+    *,
+    with_end: bool = False,
+    ends_anywhere: bool = False,
+    never_ends: bool = False,
+    complete: bool = True,
+    higher: bool = False,
+    stays: bool = False,
+) -> tuple[list[int], str]:
+    ids, state = list[int](), 0
+    while True:
+        if complete and state in accepting and not table[state]:
+            return ids, "stop"
+        if len(ids) == most:
+            return ids, "length"
+        may_end = (state in accepting or ends_anywhere) and not (never_ends and table[state])
+        allowed = sorted([*table[state], *[end] * may_end], reverse=higher)
+        values = _scores(ids, size)
         best = max(allowed, key=lambda each: values[each])
-        shown = {each: values[each] for each in allowed}
-        expect(
-            best != end or (values[token] >= values[end] and token < end),
-            f"{so_far}: the text may end here, and the end token {end} is the best of {shown}. So it ends.",
-        )
-        expect(
-            values[token] == values[best],
-            f"{so_far}: the scores of the allowed tokens are {shown}, so the next one is {best} and not {token}.",
-        )
-        expect(
-            token == best, f"{so_far}: tokens {best} and {token} have the same score. Take the lower number, {best}."
-        )
-        state = table[state][token]
-    expect(len(ids) <= most, f"{said}: `ids` has {len(ids)} tokens, more than `most`.")
-    expect(reason in ("stop", "length"), f"{said}: the reason must be 'stop' or 'length', not {reason!r}.")
-    complete = state in accepting and not table[state]
-    if complete:
-        expect(reason == "stop", f"{said}: after {ids} nothing can follow, and the text may end: that is 'stop'.")
-        expect(ids not in questions, f"{said}: after {ids} nothing can follow, so no scores are needed.")
-    elif len(ids) == most:
-        expect(reason == "length", f"{said}: there are {most} tokens, and more could follow: that is 'length'.")
-    else:
-        expect(reason == "stop", f"{said}: 'length' with {len(ids)} tokens, although there is room for {most}.")
-        expect(
-            state in accepting,
-            f"{said}: you ended after {ids} in state {state}, where the text must go on: the end token isn't allowed.",
-        )
-        values = scores(ids)
-        best = max(sorted([*table[state], end]), key=lambda each: values[each])
-        expect(
-            best == end, f"{said}: you ended after {ids}, although token {best} has a larger score than the end token."
-        )
-    wrong = [each for each in questions if each != ids[: len(each)]]
-    expect(not wrong, f"{said}: you asked for the scores after {(wrong or [[]])[0]}, which isn't the text so far.")
+        if best == end:
+            return [*ids, end] if with_end else ids, "stop"
+        ids.append(best)
+        state = state if stays else table[state][best]
+
+
+def _bits(tokens: list[int], words: int) -> np.ndarray:
+    """The bit mask of `tokens`, int32 [words]."""
+    mask = np.zeros(words, dtype=np.uint32)
+    for token in tokens:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask.view(np.int32)
+
+
+@exercise("15.3", "Bit masks for a batch", points=2)
+def _(given: Given) -> str:
+    apply_bits, rng = given["apply_bits"], random.Random(153)
+    sizes: list[tuple[int, int, int, list[int], list[list[int]]]] = [
+        (1, 32, 1, [0], [[0, 5]]),
+        (1, 64, 2, [0], [[3, 31, 40]]),
+        (1, 64, 2, [0], [list(range(64))]),
+        (3, 64, 2, [1], [[7]]),
+        (3, 64, 2, [2, 0], [[7], [9]]),
+        (2, 40, 2, [0, 1], [[39], [1, 32, 50]]),
+        (2, 40, 3, [1], [[]]),
+        (2, 96, 3, [], []),
+    ]
+    for _ in range(30):
+        batch, vocabulary = rng.randrange(1, 6), rng.randrange(1, 200)
+        words, share = -(-vocabulary // 32) + rng.randrange(2), rng.random()
+        rows = rng.sample(range(batch), rng.randrange(batch + 1))
+        sets = [[token for token in range(32 * words) if rng.random() < share] for _ in rows]
+        sizes.append((batch, vocabulary, words, rows, sets))
+    cases = []
+    for batch, vocabulary, words, rows, sets in sizes:
+        masks = np.array([_bits(each, words) for each in sets], dtype=np.int32).reshape(-1, words)
+        cases.append((torch.randn(batch, vocabulary, generator=torch.Generator().manual_seed(3)), rows, masks))
+
+    def call(scores: torch.Tensor, rows: list[int], masks: np.ndarray) -> torch.Tensor:
+        own, kept = scores.clone(), masks.copy()
+        apply_bits(own, list(rows), masks)
+        if not np.array_equal(masks, kept):
+            raise Hint("You changed `masks`.")
+        return own
+
+    mistakes: dict[str, Mistake] = {
+        "The scores are as before. Change `scores` itself. What you return isn't looked at.": lambda scores, rows, masks: (
+            scores
+        ),
+        "You forbid the allowed tokens. A bit of 1 allows.": {"inverted": True},
+        "Row i isn't row rows[i]: masks[i] is for the row rows[i], and other rows have no mask.": {"by_place": True},
+        "The last bit of a word is the sign of an int32. A test such as `> 0` fails there: compare with 0, or shift.": {
+            "sign": False
+        },
+        "Bit 0 is the lowest bit of a word, not the highest.": {"reversed_bits": True},
+    }
+    hint = "token t has bit t % 32 of word t // 32. Allowed tokens keep their scores, and the others get −infinity"
+    compare(call, _masked, cases, mistakes, hint=hint)
+    return "38 batches, also with words beyond the vocabulary"
+
+
+def _masked(
+    scores: torch.Tensor,
+    rows: list[int],
+    masks: np.ndarray,
+    *,
+    inverted: bool = False,
+    by_place: bool = False,
+    sign: bool = True,
+    reversed_bits: bool = False,
+) -> torch.Tensor:
+    for i, row in enumerate(range(len(rows)) if by_place else rows):
+        words = masks[i].view(np.uint32)
+        for token in range(scores.shape[1]):
+            place = 31 - token % 32 if reversed_bits else token % 32
+            allowed = bool(int(words[token // 32]) >> place & 1) and (sign or place < 31)
+            if allowed == inverted:
+                scores[row, token] = -torch.inf
+    return scores
+
+
+@exercise("15.4", "Forced tokens", points=2)
+def _(given: Given) -> str:
+    forced = given["forced"]
+    chain: Table = {i: {i + 40: i + 1} for i in range(5)}
+    # State → the tokens that are allowed, with the next state of each; the accepting states; the end token.
+    machines: list[tuple[Table, set[int], int]] = [
+        (chain | {5: {1: 5, 2: 5}}, set(), 3),
+        (chain | {5: {}}, {5}, 3),
+        (chain | {5: {63: 0}}, {5}, 3),
+        (chain | {5: {63: 0}}, set(), 3),
+        (chain | {5: {2: 0}}, {5}, 3),
+        ({0: {31: 1}, 1: {63: 2}, 2: {0: 3}, 3: {0: 3, 31: 3}}, set(), 95),
+        ({0: {7: 0}}, set(), 2),
+        ({0: {}}, {0}, 31),
+        ({0: {5: 1, 6: 1}, 1: {9: 2}, 2: {4: 0}}, set(), 1),
+    ]
+    cases = [(*machine, state, most) for machine in machines for state in machine[0] for most in (0, 1, 3, 8)]
+    mistakes: dict[str, Mistake] = {
+        "The end token is never a draft: what must end needs no draft.": {"with_end": True},
+        "Where the text may end as well (the end token is allowed), the token isn't forced.": {"end_counts": False},
+        "Several tokens are allowed, so none is forced.": {"alone": False},
+        "Return at most `most` tokens.": {"limited": False},
+        "Only one token is allowed after it, so the run goes on with it.": {"one": True},
+    }
+
+    def call(arrows: Table, accepting: set[int], end: int, state: int, most: int) -> Any:
+        looked = 0
+
+        def bits_of(at: int) -> np.ndarray:
+            nonlocal looked
+            looked += 1
+            if looked > 50:
+                raise Hint(f"most={most}: you have asked for more than 50 masks. Stop when there are `most` tokens.")
+            return _bits([*arrows[at], *[end] * (at in accepting)], 3)
+
+        def after(at: int, token: int) -> int:
+            if token not in arrows[at]:
+                raise Hint(f"after({at}, {token}): token {token} leads nowhere from there. The end token is no draft.")
+            return arrows[at][token]
+
+        return [int(token) for token in forced(bits_of, after, state, end, most)]
+
+    compare(call, _forced, cases, mistakes, hint="a list of the tokens without an alternative, one after the other")
+    return "9 grammars, from all of their states"
+
+
+def _forced(
+    arrows: Table,
+    accepting: set[int],
+    end: int,
+    state: int,
+    most: int,
+    *,
+    with_end: bool = False,
+    end_counts: bool = True,
+    alone: bool = True,
+    limited: bool = True,
+    one: bool = False,
+) -> list[int]:
+    found = list[int]()
+    while len(found) < (1 if one and most else most if limited else 20):
+        allowed = sorted([*arrows[state], *[end] * (state in accepting and (end_counts or not arrows[state]))])
+        if (alone and len(allowed) != 1) or not allowed or (allowed[0] == end and not with_end):
+            break
+        found.append(allowed[0])
+        if allowed[0] == end:
+            break
+        state = arrows[state][allowed[0]]
+    return found

@@ -1,11 +1,17 @@
-"""Checks of notebook 16: events in bytes, and whole characters. nb16_door.py has the bucket, the queue and the keys."""
+"""Checks of notebook 16: events in bytes, whole characters, a token bucket, a queue with several seats, and keys whose
+comparison tells nothing."""
 
+import codecs
+import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
+from notebooks.course.tables import Mistake, compare, expect_refused, expect_rows
 
 STREAM = (
     b'data: {"text":" She"}\n\ndata: {"text":" caf\xc3\xa9"}\n\n: still there\n\nevent: note\ndata: [1,\ndata: 2]\n\n'
@@ -13,15 +19,27 @@ STREAM = (
 )
 SEPARATOR = "data: one\u2028line\x85still\n\n".encode()  # line ends for str.splitlines, not for server-sent events
 UNFINISHED = b"data: whole\n\ndata: cut off\n"
+LINES = [  # whole streams in one piece: what is an event, and what is its data
+    (b"data: a\n\n", "One event, in one piece: its data is the text after `data: `, as str."),
+    (b"data: a\n\ndata: b\n\n", "Two events in one piece. A piece may hold several."),
+    (b": hello\n\ndata: a\n\n", "A line that begins with a colon is a comment. An event without data is none."),
+    (b"event: x\nid: 7\ndata: a\n\n", "Only lines that begin with `data:` are data; others are ignored."),
+    (b"data: a\ndata: b\n\n", "Two data lines before one empty line are one event: join them with a line end."),
+    (b"data:a\n\n", "The space after the colon may be missing."),
+    (b"data:   a \n\n", "One space after the colon doesn't belong to the data. All others do, also those at the end."),
+    (b"data: a\r\n\r\ndata: b\r\n\r\n", r"A line may end with \r\n, too. Then the \r doesn't belong to the data."),
+    (b"data: a: b data: c\n\n", "Only the first colon ends the field's name. What follows is data."),
+    (SEPARATOR, r"Only \n ends a line here. `str.splitlines` knows others, such as U+2028, which may be in a text."),
+    (UNFINISHED, "The last event has no empty line after it: it was cut off, and is no event."),
+    (b"", "Without any bytes there is no event."),
+]
+WAIT = "A piece may end in the middle of a character. Wait until a line is complete, and decode the line."
 
 
-# --- 16.1 -------------------------------------------------------------------------------------------------------------
-
-
-def _events(stream: bytes) -> list[str]:
+def _events(pieces: Sequence[bytes]) -> list[str]:
     """What is right, for a whole stream."""
     found, data = list[str](), list[str]()
-    for line in stream.split(b"\n")[:-1]:
+    for line in b"".join(pieces).split(b"\n")[:-1]:
         text = line.removesuffix(b"\r").decode()
         if text.startswith("data:"):
             data.append(text.removeprefix("data:").removeprefix(" "))
@@ -40,92 +58,46 @@ def _cut(stream: bytes, sizes: Sequence[int]) -> list[bytes]:
     return pieces
 
 
-def _collected(events_of: Callable[..., Any], pieces: Sequence[bytes]) -> list[Any]:
-    try:
-        return list(events_of(iter(pieces)))
-    except UnicodeDecodeError:
-        expect(
-            False,
-            f"Your code decodes bytes that end in the middle of a character: the pieces are {_short(pieces)}. Wait until a "
-            "line is complete, and decode the line.",
-        )
-        raise AssertionError from None  # expect has raised
-
-
-def _short(pieces: Sequence[bytes]) -> str:
-    return f"{list(pieces[:6])}{' and so on' if len(pieces) > 6 else ''}"
-
-
 @exercise("16.1", "Events in bytes", points=2)
 def _(given: Given) -> str:
-    events_of = given["events_of"]
-    got = events_of(iter([b"data: a\n\n"]))
-    expect(isinstance(got, Iterator), f"Write a generator: `yield` the data of each event. You return {a_kind(got)}.")
-    expect_equal(list(got), ["a"], "One event, in one piece: its data is the text after `data: `, as str.")
-    _about_lines(events_of)
-    rng, tried = random.Random(16), 0
-    for stream in (STREAM, SEPARATOR, UNFINISHED, STREAM + SEPARATOR):
-        want = _events(stream)
-        for sizes in ([1], [2], [3], [5], [7, 1], [16], *([rng.randrange(1, 9) for _ in range(7)] for _ in range(20))):
-            pieces, tried = _cut(stream, sizes), tried + 1
-            seen = _collected(events_of, pieces)
-            expect(
-                not any("\ufffd" in str(text) for text in seen),
-                "There is a replacement character (\ufffd) in your text: a character was cut in two, and each half decoded "
-                "by itself. Wait until a line is complete, and decode the line.",
-            )
-            expect_equal(
-                seen,
-                want,
-                f"The same stream, cut into {len(pieces)} pieces that begin with {_short(pieces)}. A piece may end "
-                "anywhere: in a line, between two line ends, in a character. Keep what is incomplete for the next piece.",
-            )
-    _about_waiting(events_of)
-    return f"4 streams, cut in {tried} ways"
+    events_of, rng = given["events_of"], random.Random(16)
 
-
-def _about_lines(events_of: Callable[..., Any]) -> None:
-    """Whole streams in one piece: what is an event, and what is its data."""
-    for stream, hint in (
-        (b"data: a\n\ndata: b\n\n", "Two events in one piece. A piece may hold several."),
-        (b": hello\n\ndata: a\n\n", "A line that begins with a colon is a comment. An event without data is none."),
-        (b"event: x\nid: 7\ndata: a\n\n", "Only lines that begin with `data:` are data; others are ignored."),
-        (b"data: a\ndata: b\n\n", "Two data lines before one empty line are one event: join them with a line end."),
-        (b"data:a\n\n", "The space after the colon may be missing."),
-        (b"data:   a \n\n", "One space after the colon doesn't belong to the data. All others do, also those at the end."),
-        (b"data: a\r\n\r\ndata: b\r\n\r\n", r"A line may end with \r\n, too. Then the \r doesn't belong to the data."),
-        (b"data: a: b data: c\n\n", "Only the first colon ends the field's name. What follows is data."),
-        (SEPARATOR, r"Only \n ends a line here. `str.splitlines` knows others, such as U+2028, which may be in a text."),
-        (UNFINISHED, "The last event has no empty line after it: it was cut off, and is no event."),
-        (b"", "Without any bytes there is no event."),
-    ):  # fmt: skip
-        expect_equal(
-            _collected(events_of, [stream] if stream else []), _events(stream), f"The stream {stream!r}. {hint}"
+    def call(pieces: Sequence[bytes]) -> list[Any]:
+        got = events_of(iter(pieces))
+        expect(
+            isinstance(got, Iterator), f"Write a generator: `yield` the data of each event. You return {a_kind(got)}."
         )
+        try:
+            return list(got)
+        except UnicodeDecodeError:
+            expect(False, WAIT)
+            raise
 
-
-def _about_waiting(events_of: Callable[..., Any]) -> None:
-    """An event comes as soon as its empty line has come."""
-    taken = 0
+    expect_rows(call, [([stream], _events([stream]), f"The stream {stream!r}. {hint}") for stream, hint in LINES])
+    cases = [
+        (_cut(stream, sizes),)
+        for stream in (STREAM, SEPARATOR, UNFINISHED, STREAM + SEPARATOR)
+        for sizes in ([1], [2], [3], [5], [7, 1], [16], *([rng.randrange(1, 9) for _ in range(7)] for _ in range(20)))
+    ]
+    hint = "the same stream, cut into pieces that may end anywhere: in a line, between two line ends, in a character (then "
+    hint += "there is a \ufffd if each half is decoded). Keep what is incomplete for the next piece"
+    compare(call, _events, cases, hint=hint)
+    taken = list[bytes]()
 
     def pieces() -> Iterator[bytes]:
-        nonlocal taken
         for piece in (b"data: 1\n", b"\nda", b"ta: 2\n\n", b"data: 3\n\n"):
-            taken += 1
+            taken.append(piece)
             yield piece
 
-    for number, (event, after) in enumerate(zip(events_of(pieces()), (2, 3, 4), strict=False), 1):
-        expect(event == str(number), f"Event {number} is {event!r}.")
+    for number, after in zip(events_of(pieces()), (2, 3, 4), strict=False):
+        pause = f"Event {number} is complete with piece {after}, but your code had read {len(taken)} pieces by then."
         expect(
-            taken == after,
-            f"Event {number} is complete with piece {after}, but your code had read {taken} pieces before it gave the "
-            "event. A stream may pause for seconds: yield an event as soon as it is complete.",
+            len(taken) == after, f"{pause} A stream may pause for seconds: yield an event as soon as it is complete."
         )
+    return f"4 streams, cut in {len(cases)} ways"
 
 
-# --- 16.2 -------------------------------------------------------------------------------------------------------------
-
-WORDS = (
+WORDS = [
     "She",
     " café",
     "naïve",
@@ -140,77 +112,233 @@ WORDS = (
     "߿",
     "\uffff",
     "\U0010ffff",
-)
-
-
-def _texts(tokens: Sequence[bytes]) -> list[str]:
-    import codecs
-
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [decoder.decode(token, i == len(tokens) - 1) for i, token in enumerate(tokens)]
+]
 
 
 @exercise("16.2", "Whole characters")
 def _(given: Given) -> str:
-    texts_of = given["texts_of"]
-    rng = random.Random(162)
-    cases: list[list[bytes]] = [
-        [b" She", b" lived"],
-        [b"\xc3", b"\xa9"],
-        [b"caf\xc3", b"\xa9 "],
-        ["🦊".encode()[:1], "🦊".encode()[1:2], "🦊".encode()[2:3], "🦊".encode()[3:]],
-        ["é火".encode()[:3], "é火".encode()[3:]],
-        [],
-        [b"a", b"", b"b"],
-        [b"a\xf0\x9f", b""],
-        [b"a", b"\xe7\x81"],
+    texts_of, rng, fox = given["texts_of"], random.Random(162), "🦊".encode()
+    cases: list[tuple[list[bytes]]] = [
+        ([b" She", b" lived"],),
+        ([b"\xc3", b"\xa9"],),
+        ([b"caf\xc3", b"\xa9 "],),
+        ([fox[:1], fox[1:2], fox[2:3], fox[3:]],),
+        (["é火".encode()[:3], "é火".encode()[3:]],),
+        ([],),
+        ([b"a", b"", b"b"],),
+        ([b"a\xf0\x9f", b""],),
+        ([b"a", b"\xe7\x81"],),
     ]
     for _ in range(200):
         data = "".join(rng.choices(WORDS, k=rng.randrange(1, 6))).encode()
         data = data[: len(data) - rng.choice((0, 0, 0, 1, 2))]
-        cases.append(_cut(data, [rng.randrange(1, 5) for _ in range(11)]))
-    for tokens in cases:
-        _about_texts(texts_of, tokens)
+        cases.append((_cut(data, [rng.randrange(1, 5) for _ in range(11)]),))
+    mistakes: dict[str, Mistake] = {
+        "A character that isn't complete yet must wait for the next token; it isn't wrong.": (
+            lambda tokens: [token.decode(errors="replace") for token in tokens]
+        ),
+        "Where the output ends in the middle of a character, the last text ends with one '\ufffd'.": {"final": False},
+        "What is complete must not wait for the end.": (
+            lambda tokens: [*[""] * (len(tokens) - 1), b"".join(tokens).decode(errors="replace")] if tokens else []
+        ),
+    }
+
+    def call(tokens: list[bytes]) -> list[str]:
+        try:
+            return list(texts_of(tokens))
+        except UnicodeDecodeError:
+            which = "You decode bytes that end in the middle of a character. Which bytes at the end must wait?"
+            expect(False, f"The tokens {tokens}. {which}")
+            raise
+
+    hint = "a text for each token, which may be empty: all texts together are the output, and each byte counts once"
+    compare(call, _texts, cases, mistakes, hint=hint)
     return "209 outputs, with characters of one to four bytes"
 
 
-def _about_texts(texts_of: Callable[..., Any], tokens: list[bytes]) -> None:
-    said, want, kept = f"The tokens {tokens}.", _texts(tokens), list(tokens)
+def _texts(tokens: list[bytes], *, final: bool = True) -> list[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [decoder.decode(token, final and i == len(tokens) - 1) for i, token in enumerate(tokens)]
+
+
+class _Bucket:
+    """What is right. All numbers in the cases are eighths, so that floats are exact."""
+
+    def __init__(self, rate: float, burst: float):
+        self.rate, self.burst, self.level, self.at = rate, burst, burst, 0.0
+
+    def admit(self, now: float, cost: float) -> int | None:
+        self.level, self.at = min(self.burst, self.level + self.rate * (now - self.at)), now
+        if cost <= self.level:
+            self.level -= cost
+            return None
+        return math.ceil((cost - self.level) / self.rate)
+
+
+@exercise("16.3", "A token bucket", points=2)
+def _(given: Given) -> str:
+    kind, rng = given["Bucket"], random.Random(163)
+    plays: list[tuple[float, float, list[tuple[float, float]]]] = [
+        (2.0, 8.0, [(0, 3), (0, 5), (0, 1), (0.25, 1), (0.5, 1), (0.5, 1), (100, 8), (100, 0.5)]),
+        (1.0, 4.0, [(0, 4), (0, 4), (1, 4), (2, 4), (3.5, 4), (4, 4)]),
+        (0.5, 2.0, [(0, 2), (0, 2), (1, 2), (2, 2), (4, 2)]),
+    ]
+    for _ in range(60):
+        rate, burst, now, calls = rng.choice((0.25, 0.5, 1.0, 2.0, 8.0)), float(rng.randrange(1, 17)), 0.0, []
+        for _ in range(30):
+            now += rng.choice((0, 0, 1, 1, 2, 5, 40)) / 8
+            calls.append((now, rng.randrange(1, int(8 * burst) + 1) / 8))
+        plays.append((rate, burst, calls))
+    for rate, burst, calls in plays:
+        mine, right = kind(rate, burst), _Bucket(rate, burst)
+        for i, (now, cost) in enumerate(calls):
+            want, got = right.admit(now, cost), mine.admit(now, cost)
+            there = right.level + (cost if want is None else 0)
+            said = (
+                f"rate={rate:g}, burst={burst:g}, after {calls[max(0, i - 3) : i]}: admit(now={now:g}, cost={cost:g}). "
+            )
+            said += f"There are {there:g} tokens"
+            if want is None:
+                enough = (
+                    "Exactly enough is enough; a request that is refused takes nothing, and time goes on in any case"
+                )
+                expect(got is None, f"{said}, so it is admitted: return None, not {got!r}. {enough}.")
+                continue
+            burst_only = "The bucket never has more than `burst` tokens, and what was admitted before has taken some"
+            expect(got is not None, f"{said}, so it must be refused, but you admit it. {burst_only}.")
+            whole = (
+                "Round up: a whole number of seconds (int), after which there is enough; Retry-After has no fractions."
+            )
+            expect_equal(got, want, f"{said}, and {cost - there:g} are missing. {whole}")
+            expect(isinstance(got, int), f"{said}. {whole}")
+    bucket = kind(1.0, 4.0)
+    why = "cost=5 with burst=4 can never be admitted, however long it waits."
+    expect_refused(lambda: bucket.admit(0.0, 5.0), (5, 4), why)
+    expect(bucket.admit(0.0, 4.0) is None, "A request that was refused with a ValueError must not have taken anything.")
+    return "63 buckets, about 1,800 requests"
+
+
+@exercise("16.4", "A queue with several seats", points=2)
+def _(given: Given) -> str:
+    rng = random.Random(164)
+    cases: list[tuple[list[float], list[float], int]] = [
+        ([], [], 1),
+        ([0.0], [2.0], 1),
+        ([0.0, 1.0], [4.0, 2.0], 1),
+        ([0.0, 5.0], [2.0, 2.0], 1),
+        ([0.0, 0.0], [2.0, 2.0], 2),
+        ([0.0, 0.0, 0.0], [4.0, 1.0, 3.0], 2),
+        ([0.0, 0.0, 1.0, 2.0], [8.0, 1.0, 1.0, 1.0], 2),
+        ([0.0, 0.0, 0.0, 0.0], [4.0, 3.0, 2.0, 1.0], 2),
+    ]
+    for _ in range(40):
+        size = rng.randrange(5, 60)
+        arrivals = sorted(rng.randrange(0, 160) / 8 for _ in range(size))
+        cases.append((arrivals, [rng.randrange(1, 32) / 8 for _ in range(size)], rng.choice((1, 1, 2, 3, 8))))
+    mistakes: dict[str, Mistake] = {
+        "That is how long a request waits; the time until its end is wanted.": {"waiting": True},
+        "That is when a request ends; count from its arrival.": {"from_arrival": False},
+        "It can't begin before it arrives: a seat that is free waits for it.": {"idle": False},
+        "Its seat is the one that is free first. You take the seats in turn.": {"in_turn": True},
+        "Only the seats that are free serve: the requests before it come first.": (
+            lambda arrivals, services, seats: list(services)
+        ),
+        "There are several seats, and you use one.": lambda arrivals, services, seats: _times(arrivals, services, 1),
+    }
+    hint = "the time of each request from its arrival to its end"
+    compare(lambda *queue: list(map(float, given["times_of"](*queue))), _times, cases, mistakes, hint=hint)
+    return "48 queues with 1 to 8 seats"
+
+
+def _times(
+    arrivals: list[float],
+    services: list[float],
+    seats: int,
+    *,
+    waiting: bool = False,
+    from_arrival: bool = True,
+    idle: bool = True,
+    in_turn: bool = False,
+) -> list[float]:
+    free_at, times = [0.0] * seats, list[float]()
+    for i, (arrival, service) in enumerate(zip(arrivals, services, strict=True)):
+        seat = i % seats if in_turn else free_at.index(min(free_at))
+        free_at[seat] = max(arrival, free_at[seat]) + service if idle else free_at[seat] + service
+        times.append(free_at[seat] - arrival * from_arrival - service * waiting)
+    return times
+
+
+KEYS = [b"fox-5f2d9c77a1b", b"bear-0b6e41d2c9", b"lily-93ac27d0fe1"]
+
+
+@exercise("16.5", "Keys that tell nothing")
+def _(given: Given) -> str:
+    is_allowed, rows = given["is_allowed"], list[tuple[Any, ...]]()
+    for key in KEYS:
+        rows += [
+            (key, KEYS, True, "It is one of the keys."),
+            (key[:-1], KEYS, False, "It is only the beginning of a key."),
+            (key + b"0", KEYS, False, "A key is only its beginning."),
+            (key[:-1] + b"#", KEYS, False, "Its last character differs."),
+            (b"#" + key[1:], KEYS, False, "Its first character differs."),
+            (bytes(reversed(key)), KEYS, False, "The order of the characters counts."),
+            (key, [each for each in KEYS if each != key], False, "It is a key of another list."),
+        ]
+    rows += [(b"", KEYS, False, "It is empty."), (KEYS[0], [], False, "There are no keys, so none is right.")]
+    expect_rows(lambda *asked: bool(is_allowed(*asked)), [(*row[:-1], f"{row[0]!r}: {row[-1]}") for row in rows])
+    _Watched.used = False
+    is_allowed(_Watched(KEYS[1]), [_Watched(key) for key in KEYS])
+    expect(
+        not _Watched.used,
+        "`==` and `in` stop at the first byte that differs, so the time of a refusal says how many bytes were right. An "
+        "attacker could find a key byte by byte. Look at all bytes, or use `hmac.compare_digest`.",
+    )
+    key = KEYS[1]
+    steps = [_lines(is_allowed, key[:at] + b"#" + key[at + 1 :], KEYS) for at in range(len(key))]
+    bytes_right = "where one byte is wrong, by its place. So the time says how many bytes were right. Look at all bytes"
+    expect(len(set(steps)) == 1, f"Your code runs {steps} lines {bytes_right}.")
+    keys = [each[:14].ljust(14, b"0") for each in KEYS]
+    counts = [_lines(is_allowed, each, keys) for each in (bytes(14), *keys)]
+    which = "where no key is right, and where the first, the second and the third is. So the time says which it was"
+    expect(
+        len(set(counts)) == 1,
+        f"Your code runs {counts} lines {which}. Compare with all keys, even after one that is right.",
+    )
+    return "the answers are right, and no step more or less tells where a key differs"
+
+
+class _Watched(bytes):
+    """Bytes that notice `==` and `in`, which stop at the first difference."""
+
+    used = False
+    __hash__ = bytes.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        _Watched.used = True
+        return bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        _Watched.used = True
+        return bytes.__ne__(self, other)
+
+    def startswith(self, *arguments: Any) -> bool:
+        _Watched.used = True
+        return bytes.startswith(self, *arguments)
+
+
+def _lines(is_allowed: Callable[..., Any], given: bytes, keys: Sequence[bytes]) -> int:
+    """How many lines of Python it runs, in the student's code and in what that calls."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += 1
+        return note
+
+    keys, before = list(keys), sys.gettrace()
+    sys.settrace(note)
     try:
-        got = texts_of(tokens)
-        if isinstance(got, Iterator | tuple):
-            got = list(got)
-    except UnicodeDecodeError:
-        expect(
-            False, f"{said} You decode bytes that end in the middle of a character. Which bytes at the end must wait?"
-        )
-    expect(tokens == kept, "You changed the list of tokens.")
-    expect(
-        isinstance(got, list) and all(isinstance(text, str) for text in got), f"{said} Return a list of texts (str)."
-    )
-    expect(
-        len(got) == len(tokens),
-        f"{said} You return {len(got)} texts. There is one for each token, which may be empty.",
-    )
-    cut = bool(want) and want[-1].endswith("\ufffd")
-    for i, (text, right) in enumerate(zip(got, want, strict=True)):
-        last = i == len(tokens) - 1
-        if "\ufffd" in text and not (last and cut):
-            expect(
-                False,
-                f"{said} Text {i} is {text!r}. A character that isn't complete yet must wait for the next token; it "
-                "isn't wrong.",
-            )
-        if last and cut and text != right:
-            expect(
-                text.count("\ufffd") == 1,
-                f"{said} They end in the middle of a character, and no token follows. Then the last text ends with one "
-                f"'\\ufffd', so {right!r}, not {text!r}.",
-            )
-        expect(
-            text == right or not right.startswith(text),
-            f"{said} Text {i} is {text!r}, but {right!r} is complete with this token. What is complete must not wait.",
-        )
-        expect_equal(
-            text, right, f"{said} Text {i} is wrong: all texts together are the output, and each byte counts once."
-        )
+        is_allowed(given, keys)
+    finally:
+        sys.settrace(before)
+    return count

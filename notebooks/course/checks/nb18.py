@@ -1,289 +1,342 @@
-"""Checks of notebook 18: block tables, the slots of new tokens, and what a tree of drafts sees. nb18_operator.py has the
-operator and its two phases."""
+"""Checks of notebook 18: block tables, the slots of new tokens, what a tree of drafts sees, npu_advance_step_flashattn by
+hand, and which of its two phases answers."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from nanoinfer.ops import aclnn
+from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.draft_tree import DraftTree
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
+from notebooks.course.tables import Mistake, compare, expect_refused
 
 
-def _error_of(call: Callable[[], Any], said: str, why: str) -> str:
-    """The message of the ValueError that `call` must raise."""
-    try:
-        got = call()
-    except ValueError as error:
-        return str(error)
-    expect(False, f"{said} {why} Raise a ValueError, not {got!r}.")
-    raise AssertionError  # not reached
-
-
-def _names(message: str, numbers: Sequence[int]) -> bool:
-    """Whether the message has all of these numbers, as numbers of their own."""
-    words = "".join(char if char.isdigit() or char == "-" else " " for char in message).split()
-    return all(str(number) in words for number in numbers)
-
-
-def _is_list_of_numbers(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in given)
-
-
-def _slot(table: Sequence[int], n: int, size: int) -> int:
+def _slot(table: list[int], n: int, size: int) -> int:
     return table[n // size] * size + n % size
-
-
-# --- 18.1 -------------------------------------------------------------------------------------------------------------
 
 
 @exercise("18.1", "From rows to block tables", points=2)
 def _(given: Given) -> str:
-    block_table = given["block_table"]
-    rng = random.Random(181)
-    cases: list[tuple[list[int], list[int], int, int]] = [
-        ([20, 21, 22, 23, 8, 9], [5, 2], 4, 3),
-        ([7, 0, 3], [7, 0, 3], 1, 3),
-        ([], [], 4, 2),
-    ]
+    block_table, rng = given["block_table"], random.Random(181)
+    cases: list[tuple[list[int], int, int]] = [([20, 21, 22, 23, 8, 9], 4, 3), ([7, 0, 3], 1, 3), ([], 4, 2)]
     for _ in range(60):
         size, count = rng.choice((1, 2, 4, 16)), rng.randrange(1, 7)
         table = rng.sample(range(20), count)
         length = rng.randrange((count - 1) * size + 1, count * size + 1)
-        cases.append(([_slot(table, n, size) for n in range(length)], table, size, count + rng.randrange(3)))
-    for row, table, size, width in cases:
-        said, kept = f"row={row}, page_size={size}, width={width}.", list(row)
-        got = block_table(row, size, width)
-        expect(row == kept, f"{said} You changed the row.")
-        _about_table(got, row, table, size, width, said)
-    _refused_rows(block_table)
+        cases.append(([_slot(table, n, size) for n in range(length)], size, count + rng.randrange(3)))
+    mistakes: dict[str, Mistake] = {
+        "You pad with 0, which is a block. A kernel would read its tokens. The padding is −1.": {"padding": 0},
+        "Entries that aren't in use are −1, so that all tables have `width` entries.": {"padded": False},
+        "These are slots, the first one of each block. A table has the numbers of blocks: slot // page_size.": {
+            "slots": True
+        },
+        "The last block is missing. It counts although it isn't full.": {"last": False},
+    }
+    hint = "one block for each page_size tokens, then −1 up to `width`"
+    compare(block_table, _table, cases, mistakes, hint=hint)
+    for row, index, size, why in (
+        ([20, 21, 23], 2, 4, "Token 2 is at offset 3 of its block."),
+        ([20, 21, 22, 23, 9], 4, 4, "The second block begins at offset 1, and a table can't say that."),
+        ([20, 21, 26, 27], 2, 4, "Token 2 is at the right offset, but in another block than tokens 0 and 1."),
+    ):
+        said = f"row={row}, page_size={size}. {why}"
+        expect_refused(lambda row=row, size=size: block_table(row, size, 4), (index, row[index]), said)  # type: ignore[misc]
+    cut = "row=[0, 1, 2, 3, 4], page_size=2, width=2. It needs 3 blocks, and a table that is cut off would lose K/V."
+    expect_refused(lambda: block_table([0, 1, 2, 3, 4], 2, 2), (3, 2), cut)
     return "63 rows with a block table, and rows that have none"
 
 
-def _about_table(got: Any, row: list[int], table: list[int], size: int, width: int, said: str) -> None:
-    want = table + [-1] * (width - len(table))
-    expect(_is_list_of_numbers(got), f"{said} Return a list of whole numbers, not {a_kind(got)}.")
-    if got == want:
-        return
-    expect(got != table, f"{said} Entries that aren't in use are −1, so that all tables have {width} entries.")
-    expect(
-        got != table + [0] * (width - len(table)),
-        f"{said} You pad with 0, which is a block. A kernel would read its tokens. The padding is −1.",
-    )
-    expect(
-        got[: len(table)] != row[::size] or size == 1 or not row,
-        f"{said} These are slots, the first one of each block. A table has the numbers of blocks: slot // page_size.",
-    )
-    whole = table[: len(row) // size]
-    expect(
-        [each for each in got if each >= 0] != whole or whole == table,
-        f"{said} The last block is missing. It counts although it isn't full.",
-    )
-    expect(
-        len(got) <= width,
-        f"{said} Your table has {len(got)} entries: one per token? There is one for each {size} tokens.",
-    )
-    expect_equal(got, want, f"{said} The table is wrong.")
-
-
-def _refused_rows(block_table: Callable[..., Any]) -> None:
-    odd: list[tuple[list[int], int, int, str]] = [
-        ([20, 21, 23], 2, 4, "Token 2 is at offset 3 of its block."),
-        ([20, 21, 22, 23, 9], 4, 4, "The second block begins at offset 1, and a table can't say that."),
-        ([21, 22], 0, 4, "Token 0 is at offset 1 of its block."),
-        ([20, 21, 26, 27], 2, 4, "Token 2 is at the right offset, but in another block than tokens 0 and 1."),
-    ]
-    for row, index, size, why in odd:
-        said = f"row={row}, page_size={size}."
-        message = _error_of(lambda row=row, size=size: block_table(row, size, 4), said, why)  # type: ignore[misc]
-        expect(
-            _names(message, (index, row[index])),
-            f"{said} Token {index} is the first one that has a wrong slot, {row[index]}. Your ValueError says {message!r}; "
-            "name both numbers.",
-        )
-    said = "row=[0, 1, 2, 3, 4], page_size=2, width=2."
-    why = "It needs 3 blocks. A table that is cut off would lose the K/V of a token."
-    message = _error_of(lambda: block_table([0, 1, 2, 3, 4], 2, 2), said, why)
-    expect(_names(message, (3, 2)), f"{said} Your ValueError says {message!r}; name 3, the blocks, and 2, the width.")
-
-
-# --- 18.2 -------------------------------------------------------------------------------------------------------------
+def _table(
+    row: list[int],
+    page_size: int,
+    width: int,
+    *,
+    padding: int = -1,
+    padded: bool = True,
+    slots: bool = False,
+    last: bool = True,
+) -> list[int]:
+    firsts = row[::page_size] if last or len(row) % page_size == 0 else row[::page_size][:-1]
+    table = [slot if slots else slot // page_size for slot in firsts]
+    return table + [padding] * (width - len(table)) if padded else table
 
 
 @exercise("18.2", "Where the new tokens go", points=2)
 def _(given: Given) -> str:
-    new_slots = given["new_slots"]
-    rng = random.Random(182)
+    new_slots, rng = given["new_slots"], random.Random(182)
     cases = [([[5, 2], [1, -1]], [6, 3], [3, 1], 4), ([[3, 0]], [2], [2], 1)]
     for _ in range(60):
         size, requests = rng.choice((1, 2, 4, 16)), rng.randrange(1, 5)
         lengths = [rng.randrange(1, 40) for _ in range(requests)]
         q_lens = [rng.randrange(1, min(length, 6) + 1) for length in lengths]
         width = max(-(-length // size) for length in lengths) + rng.randrange(2)
-        free = rng.sample(range(requests * width), requests * width)
-        tables = []
+        free, tables = rng.sample(range(requests * width), requests * width), []
         for length in lengths:
             used = -(-length // size)
             tables.append([free.pop() for _ in range(used)] + [-1] * (width - used))
         cases.append((tables, lengths, q_lens, size))
-    for tables, lengths, q_lens, size in cases:
-        said = f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size={size}."
-        try:
-            got = new_slots(tables, lengths, q_lens, size)
-        except ValueError as error:
-            why = "Every new token has a block: `lengths` counts it already, so the new ones are the last of a request."
-            expect(False, f"{said} {why} But your code says: {error}")
-        _about_slots(got, tables, lengths, q_lens, size, said)
-    _refused_tokens(new_slots)
+    mistakes: dict[str, Mistake] = {
+        "`lengths` counts the new tokens already. So the newest one is at index length − 1.": {"shift": 1},
+        "`lengths` counts the new tokens already: they are the last ones of the request, not what follows it.": {
+            "behind": True
+        },
+        "A request may have several new tokens: the last `q_lens[i]` of it.": {"several": False},
+        "These are the offsets. A slot is block * page_size + offset.": {"offsets": True},
+        "You read the first row for every request. The others would overwrite its K/V.": {"first_table": True},
+    }
+    hint = "return two flat lists, positions and slots, with an entry for each new token"
+    compare(new_slots, _places, cases, mistakes, hint=hint)
+    for tables, lengths, q_lens, numbers, why in (
+        (
+            [[5, 2], [1, -1]],
+            [6, 5],
+            [1, 1],
+            (1, 4),
+            "The second entry of request 1 is −1, so its token 4 has no block.",
+        ),
+        ([[5, 2], [1, 0]], [9, 5], [1, 1], (0, 8), "The table of request 0 has two blocks, for 8 tokens."),
+        ([[5, -1]], [5], [3], (0, 4), "Tokens 2 and 3 of request 0 have a block, and token 4 has none."),
+    ):
+        said = (
+            f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4. {why} Name the request and the token."
+        )
+        expect_refused(lambda args=(tables, lengths, q_lens, 4): new_slots(*args), numbers, said)  # type: ignore[misc]
     return "62 batches, with one and with several new tokens of each request"
 
 
-def _about_slots(got: Any, tables: Any, lengths: Any, q_lens: Any, size: int, said: str) -> None:
-    expect(
-        isinstance(got, tuple) and len(got) == 2, f"{said} Return two lists, positions and slots, not {a_kind(got)}."
-    )
-    for each in got:
-        expect(_is_list_of_numbers(each), f"{said} Return two flat lists of whole numbers; one of yours is {each!r}.")
-    positions, slots = got
-
-    def both(start: int, first_table: bool = False) -> tuple[list[int], list[int]]:
-        where, places = list[int](), list[int]()
-        for table, length, count in zip(tables, lengths, q_lens, strict=True):
-            for n in range(length - count + start, length + start):
-                where.append(n)
-                row = tables[0] if first_table else table
-                places.append(_slot(row, n, size) if n // size < len(row) else -1)
-        return where, places
-
-    want, places = both(0)
-    if (positions, slots) == (want, places):
-        return
-    expect(
-        positions != both(1)[0],
-        f"{said} `lengths` counts the new tokens already. So the newest one is at index length − 1.",
-    )
-    expect(
-        positions != [n for length, count in zip(lengths, q_lens, strict=True) for n in range(length, length + count)],
-        f"{said} `lengths` counts the new tokens already: they are the last ones of the request, not what follows it.",
-    )
-    one_each = [length - 1 for length in lengths]
-    expect(
-        positions != one_each or want == one_each,
-        f"{said} A request may have several new tokens: the last `q_lens[i]` of it.",
-    )
-    expect_equal(positions, want, f"{said} The positions are wrong.")
-    expect(
-        slots != [n % size for n in want] or slots == places,
-        f"{said} These are the offsets. A slot is block * page_size + offset.",
-    )
-    expect(
-        slots != both(0, first_table=True)[1],
-        f"{said} You read the first row for every request. The others would overwrite its K/V.",
-    )
-    expect_equal(slots, places, f"{said} The slots are wrong.")
-
-
-def _refused_tokens(new_slots: Callable[..., Any]) -> None:
-    for tables, lengths, q_lens, request, index, why in (
-        ([[5, 2], [1, -1]], [6, 5], [1, 1], 1, 4, "The second entry of request 1 is −1, so its token has no block."),
-        ([[5, 2], [1, 0]], [9, 5], [1, 1], 0, 8, "The table of request 0 has two blocks, for 8 tokens."),
-        ([[5, -1]], [5], [3], 0, 4, "Tokens 2 and 3 have a block, and token 4 has none."),
-    ):
-        said = f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4."
-        args = (tables, lengths, q_lens, 4)
-        try:
-            message = _error_of(lambda args=args: new_slots(*args), said, why)  # type: ignore[misc]
-        except IndexError:
-            expect(False, f"{said} {why} Raise a ValueError that says so; an IndexError names no request.")
-        expect(
-            _names(message, (request, index)),
-            f"{said} {why} Your ValueError says {message!r}; name the request, {request}, and the token, {index}.",
-        )
-
-
-# --- 18.4 -------------------------------------------------------------------------------------------------------------
+def _places(
+    tables: list[list[int]],
+    lengths: list[int],
+    q_lens: list[int],
+    page_size: int,
+    *,
+    shift: int = 0,
+    behind: bool = False,
+    several: bool = True,
+    offsets: bool = False,
+    first_table: bool = False,
+) -> tuple[list[int], list[int]]:
+    where, places = list[int](), list[int]()
+    for table, length, count in zip(tables, lengths, q_lens, strict=True):
+        start = length - (count if several else 1) + shift + (count if behind else 0)
+        for n in range(start, start + (count if several else 1)):
+            where.append(n)
+            places.append(n % page_size if offsets else _slot(tables[0] if first_table else table, n, page_size))
+    return where, places
 
 
 @exercise("18.4", "What a tree sees", points=2)
 def _(given: Given) -> str:
-    tree_mask = given["tree_mask"]
-    rng = random.Random(184)
+    tree_mask, rng = given["tree_mask"], random.Random(184)
     cases = [([-1, 0, 0], 1), ([-1, 0, 0, 1, 1, 2], 14), ([-1], 3), ([-1, 0, 1, 2], 2), ([-1, 0, 0], 0)]
     cases += [([-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 10)))], rng.randrange(12)) for _ in range(60)]
-    for parents, context in cases:
-        said, kept = f"parents={parents}, context={context}.", list(parents)
-        got = tree_mask(parents, context)
-        expect(parents == kept, f"{said} You changed the list of parents.")
-        _about_tree(got, parents, context, said)
+    mistakes: dict[str, Mistake] = {
+        "Your mask is the other way round: True is for what a node sees.": {"inverted": True},
+        "All nodes see the context: its tokens are part of the text, whichever draft is right.": {
+            "context_seen": False
+        },
+        "A node sees itself. Without that, it wouldn't know its own token.": {"itself": False},
+        "This is the mask of a line: every node sees all before it. In a tree, siblings must not see each other.": {
+            "line": True
+        },
+        "A node doesn't see its parent, which is part of its path.": {"path": 0},
+        "A node sees its parent, but not the parent of that one. Its path goes up to the root.": {"path": 1},
+    }
+    hint = (
+        "a mask of torch.bool, a row for each node and a column for each token of the context and each node: True for "
+    )
+    hint += "the context, for the node itself, and for its path"
+    compare(lambda *tree: tree_mask(*tree)[0], _tree_mask, cases, mistakes, hint=hint)
+    mistakes = {
+        "These positions are the indices of the nodes. Siblings have the same position: each would be the next token.": (
+            lambda parents, context: list(range(context, context + len(parents)))
+        ),
+        "These positions are the depths. The root is behind the context.": (
+            lambda parents, context: _positions(parents, 0)
+        ),
+    }
+    compare(lambda *tree: tree_mask(*tree)[1], _positions, cases, mistakes, hint="the list of the nodes' positions")
     return "65 trees, lines among them"
 
 
-def _about_tree(got: Any, parents: list[int], context: int, said: str) -> None:
-    expect(
-        isinstance(got, tuple) and len(got) == 2,
-        f"{said} Return the mask and the positions as two things, not {a_kind(got)}.",
-    )
-    mask, positions = got
-    tree, nodes = DraftTree(range(len(parents)), parents), len(parents)
-    want = tree.spec_mask(context) == 0
-    expect(
-        isinstance(mask, torch.Tensor) and mask.dtype is torch.bool,
-        f"{said} The mask is a tensor of torch.bool, True where a node sees a token; yours is "
-        f"{str(mask.dtype) if isinstance(mask, torch.Tensor) else a_kind(mask)}.",
-    )
-    expect(
-        list(mask.shape) == list(want.shape),
-        f"{said} The mask has a row for each of {nodes} nodes and a column for each of {context} + {nodes} tokens; yours "
-        f"is {list(mask.shape)}.",
-    )
-    if not torch.equal(mask, want):
-        _about_mask(mask, want, parents, context, said)
-    right = tree.position_ids(context).tolist()
-    expect(isinstance(positions, list), f"{said} The positions are a list, not {a_kind(positions)}.")
-    by_index = list(range(context, context + nodes))
-    expect(
-        positions != by_index or right == by_index,
-        f"{said} These are the indices of the nodes. Siblings have the same position: each would be the next token.",
-    )
-    expect(
-        positions != [position - context for position in right] or not context,
-        f"{said} These are the depths. The root is at position {context}, since {context} tokens are before it.",
-    )
-    expect_equal(positions, right, f"{said} The positions are wrong.")
+def _positions(parents: list[int], context: int) -> list[int]:
+    positions: list[int] = DraftTree(range(len(parents)), parents).position_ids(context).tolist()
+    return positions
 
 
-def _about_mask(mask: torch.Tensor, want: torch.Tensor, parents: list[int], context: int, said: str) -> None:
-    nodes = len(parents)
-    expect(not torch.equal(mask, ~want), f"{said} Your mask is the other way round: True is for what a node sees.")
-    expect(
-        mask[:, :context].all(),
-        f"{said} All nodes see the context: its tokens are part of the text, whichever draft is right.",
-    )
-    own = torch.arange(nodes)
-    expect(mask[own, context + own].all(), f"{said} A node sees itself. Without that, it wouldn't know its own token.")
-    causal = torch.arange(context + nodes) <= context + own[:, None]
-    expect(
-        not torch.equal(mask, causal),
-        f"{said} This is the mask of a line: every node sees all before it. In a tree, siblings must not see each other.",
-    )
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            expect(
-                mask[node, context + parent],
-                f"{said} Node {node} doesn't see node {parent}, its parent, which is part of its path.",
-            )
-            if parents[parent] >= 0:
-                expect(
-                    mask[node, context + parents[parent]],
-                    f"{said} Node {node} sees its parent, node {parent}, but not the parent of that one. Its path goes up "
-                    "to the root.",
-                )
-    node, token = (mask & ~want).nonzero()[0].tolist() if bool((mask & ~want).any()) else (0, context)
-    expect(
-        not bool((mask & ~want).any()),
-        f"{said} Node {node} sees node {token - context}, which isn't on its path. Only one of them can become part of "
-        "the text.",
-    )
-    expect_equal(mask, want, f"{said} The mask is wrong.")
+def _tree_mask(
+    parents: list[int],
+    context: int,
+    *,
+    inverted: bool = False,
+    context_seen: bool = True,
+    itself: bool = True,
+    line: bool = False,
+    path: int | None = None,
+) -> torch.Tensor:
+    nodes = torch.arange(len(parents))
+    mask = DraftTree(range(len(parents)), parents).spec_mask(context) == 0
+    if path is not None:
+        mask[:, context:] = nodes == nodes[:, None]
+        for node, parent in enumerate(parents if path else ()):
+            mask[node, context + parent] |= parent >= 0
+    if line:
+        mask[:, context:] = nodes <= nodes[:, None]
+    mask[:, :context] &= context_seen
+    mask[nodes, context + nodes] &= itself
+    return mask ^ inverted
+
+
+CHANGED = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
+
+
+def _batch(rng: random.Random, num_seqs: int, num_queries: int, size: int) -> dict[str, Any]:
+    """Arguments by name, as the operator has them: numbers from earlier passes everywhere, padding included."""
+
+    def numbers(count: int, least: int, most: int) -> torch.Tensor:
+        return torch.tensor([rng.randrange(least, most) for _ in range(count)])
+
+    lens = numbers(num_seqs, 1, 3 * size)
+    width = 3 + rng.randrange(2)
+    blocks = rng.sample(range(10, 10 + num_seqs * width), num_seqs * width)
+    lens[num_queries:] = 5 * size  # no table is so wide: padding must not look for a block
+    return {
+        "input_tokens": numbers(num_seqs, 100, 200),
+        "sampled_token_ids": numbers(num_queries, 200, 300)[:, None],
+        "input_positions": lens - 1,
+        "seq_lens": lens,
+        "slot_mapping": numbers(num_seqs, 1000, 2000),
+        "block_tables": torch.tensor(blocks).view(num_seqs, width),
+    }
+
+
+@exercise("18.3", "The operator by hand", points=2)
+def _(given: Given) -> str:
+    advance, rng = given["advance"], random.Random(183)
+    sizes = [(4, 2, 4), (1, 1, 1), (3, 3, 4)]
+    sizes += [(rng.randrange(2, 7), rng.randrange(1, 3), rng.choice((1, 2, 4, 16))) for _ in range(40)]
+    cases = [(_batch(rng, *each), each[2]) for each in sizes]
+
+    def call(batch: dict[str, Any], block_size: int) -> dict[str, Any]:
+        own = {name: tensor.clone() for name, tensor in batch.items()}
+        state = {name: own[name] for name in CHANGED}
+        try:
+            advance(state, own["sampled_token_ids"], own["block_tables"], block_size)
+        except IndexError as error:
+            if len(own["sampled_token_ids"]) == len(own["seq_lens"]):
+                raise
+            outside = f"Your code looks for a block outside a table: {error}. Only queries look into the table."
+            expect(False, f"{outside} The length of a padding row means nothing.")
+        for name in CHANGED:
+            old = f"You put another tensor into the dictionary as {name!r}. On the device, the next pass reads the old one"
+            expect(state.get(name) is own[name], f"{old}: write into it, as in state[name][:n] = ...")
+        for name in ("sampled_token_ids", "block_tables"):
+            expect(torch.equal(own[name], batch[name]), f"You changed {name}, which is only read.")
+        return own
+
+    mistakes: dict[str, Mistake] = {
+        "The positions are one too far: the new token's index is the length as it *was*. Keep the old lengths.": {
+            "positions": 1
+        },
+        "seq_lens stays as it was. It counts the new token as well, so it grows by 1.": {"grown": 0},
+        "The slots belong to the lengths *after* the step. A token at index n is in slot n of its row.": {
+            "slots": "after"
+        },
+        "The slots are read from row 0 for every query. Query i has the blocks in row i.": {"slots": "row 0"},
+        "These are blocks. The slot is block * block_size + the offset in it.": {"slots": "blocks"},
+        "The padding has slot 0, which is a slot: the pass would overwrite the K/V in it. Its slot is −1.": {
+            "padding": 0
+        },
+        "The padding keeps slots from earlier. With −1, nothing is stored.": {"padding": None},
+        "The padding keeps input_tokens from earlier, and must have 0 everywhere.": {"kept": "input_tokens"},
+        "The padding keeps input_positions from earlier, and must have 0 everywhere.": {"kept": "input_positions"},
+    }
+    compare(call, _advanced, cases, mistakes, hint="the numbers after the step are wrong")
+    return "43 batches, with and without padding"
+
+
+def _advanced(
+    batch: dict[str, Any],
+    block_size: int,
+    *,
+    positions: int = 0,
+    grown: int = 1,
+    slots: str = "",
+    padding: int | None = -1,
+    kept: str = "",
+) -> dict[str, Any]:
+    after = {name: tensor.clone() for name, tensor in batch.items()}
+    queries, lens = len(batch["sampled_token_ids"]), batch["seq_lens"]
+    npu_advance_step_flashattn(**after, num_seqs=len(lens), num_queries=queries, block_size=block_size)
+    lens, tables = lens[:queries], batch["block_tables"]
+    after["input_positions"][:queries] += positions
+    after["seq_lens"][:queries] += grown - 1
+    if slots:
+        n = lens + (slots == "after")
+        blocks = tables[torch.zeros_like(n) if slots == "row 0" else torch.arange(queries), n // block_size]
+        after["slot_mapping"][:queries] = blocks if slots == "blocks" else blocks * block_size + n % block_size
+    after["slot_mapping"][queries:] = batch["slot_mapping"][queries:] if padding is None else padding
+    if kept:
+        after[kept][queries:] = batch[kept][queries:]
+    return after
+
+
+# What to think of where an answer is wrong.
+HINTS = {
+    "a": "Nothing is wrong, so phase one is fine, and phase two has the last word.",
+    "b": "Shapes are fine when the plan is made. But each run makes the sequences longer, and a table of 2 blocks has room "
+    "for 8 tokens.",
+    "c": "A tensor that isn't there is a null pointer in C. Which phase gets the tensors?",
+    "d": "A size of 0 is a whole number, so the number itself is valid. What it says about shapes isn't.",
+    "e": "Each tensor is there, and its shape is right. What is wrong is its kind of numbers.",
+    "f": "Phase one has seen a valid length. The values are read again at each run.",
+    "g": "There are 2 queries, and tokens for 4. So two arguments don't fit together.",
+    "h": "Shapes and kinds fit. But writing to one of them would change the other one. This doesn't depend on values.",
+    "i": "Phase one is fine. An executor that is None is a null pointer.",
+}
+
+
+def statuses() -> dict[str, tuple[int, int]]:
+    """The calls of the exercise, made: the phase that answers, and its status."""
+
+    def made(runs: int = 1, later: Callable[[dict[str, Any]], Any] | None = None, **changed: Any) -> tuple[int, int]:
+        batch: dict[str, Any] = {name: torch.zeros(4, dtype=torch.int64) for name in CHANGED}
+        batch["sampled_token_ids"], batch["seq_lens"] = torch.tensor([[70], [80]]), torch.tensor([3, 4, 9, 9])
+        batch["block_tables"], size = torch.tensor([[5, 2], [1, 7], [2, 8], [3, 9]]), changed.pop("block_size", 4)
+        batch |= changed
+        first, workspace, executor = aclnn.aclnn_advance_step_get_workspace_size(
+            **batch, num_seqs=4, num_queries=2, block_size=size
+        )
+        if first != 0:
+            return 1, int(first)
+        if later is not None:
+            later(batch)
+        return 2, int([aclnn.aclnn_advance_step(None, workspace, executor) for _ in range(runs)][-1])
+
+    same = torch.tensor([3, 4, 9, 9])
+    return {
+        "a": made(),
+        "b": made(6),
+        "c": made(sampled_token_ids=None),
+        "d": made(block_size=0),
+        "e": made(slot_mapping=torch.zeros(4)),
+        "f": made(later=lambda batch: batch["seq_lens"][1:2].fill_(-1)),
+        "g": made(sampled_token_ids=torch.zeros(4, 1, dtype=torch.int64)),
+        "h": made(input_positions=same, seq_lens=same),
+        "i": (2, int(aclnn.aclnn_advance_step(None, 0, None))),
+    }
+
+
+@exercise("18.5", "Which phase says no")
+def _(given: Given) -> str:
+    got, want = given["answers"](), statuses()
+    expect(isinstance(got, dict), f"Return a dictionary, not {a_kind(got)}.")
+    missing = [case for case in want if case not in got]
+    expect(not missing, f"There is no answer for {', '.join(missing)}.")
+    for case, right in want.items():
+        expect_equal(got[case], right, f"{case}, (phase, status): {HINTS[case]}")
+    return "nine calls"

@@ -1,115 +1,208 @@
-"""Checks of notebook 19: when fetching pays, and which block leaves first. nb19_files.py has the table and the file."""
+"""Checks of notebook 19: when fetching pays, which block leaves first, a table whose hashes collide, and files that may be
+anything."""
 
 import random
+from collections.abc import Callable
 from fractions import Fraction
+from hashlib import sha256
 from math import floor
 from typing import Any
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import a_kind, expect, expect_equal
-
-# --- 19.1 -------------------------------------------------------------------------------------------------------------
-
-
-def _fewest(bytes_per_token: int, bytes_per_second: float, begin: float, compute: float) -> int | None:
-    """By fractions, so exactly."""
-    gain = Fraction(compute) - Fraction(bytes_per_token) / Fraction(bytes_per_second)
-    return None if gain <= 0 else floor(Fraction(begin) / gain) + 1
+from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.tables import Mistake, compare
 
 
 @exercise("19.1", "When fetching pays")
 def _(given: Given) -> str:
-    fewest_tokens, rng = given["fewest_tokens"], random.Random(191)
-    cases: list[tuple[int, float, float, float]] = [
-        (1024, 2.0**20, 0.5, 2.0**-8),
-        (1024, 2.0**20, 0.5, 2.0**-9),
-        (1024, 2.0**20, 0.0, 2.0**-9),
-        (1024, 2.0**20, 0.5, 2.0**-10),
-        (1024, 2.0**20, 0.5, 2.0**-11),
-        (1024, 2.0**20, 0.0, 2.0**-10),
-        (1024, 2.0**20, 2.0**-12, 2.0**-8),
-    ]
+    rng = random.Random(191)
+    cases = [(1024, 2.0**20, begin, 2.0**-power) for begin in (0.5, 0.0) for power in (8, 9, 10, 11)]
+    cases.append((1024, 2.0**20, 2.0**-12, 2.0**-8))
     for _ in range(60):  # all powers of two, or sums of few: floats have them exactly
-        cases.append((2 ** rng.randrange(8, 14), 2.0 ** rng.randrange(18, 24), rng.randrange(64) / 64,
-                      2.0 ** -rng.randrange(4, 14)))  # fmt: skip
-    for case in cases:
-        _about_fewest(fewest_tokens(*case), *case)
+        speed, begin = 2.0 ** rng.randrange(18, 24), rng.randrange(64) / 64
+        cases.append((2 ** rng.randrange(8, 14), speed, begin, 2.0 ** -rng.randrange(4, 14)))
+    mistakes: dict[str, Mistake] = {
+        "You count tokens that take as long both ways. Equal isn't faster.": {"equal": True},
+        "1 token isn't fetched faster. Did you forget the time before the first byte?": {"begins": False},
+        "Where each token takes longer, or as long, fetching is never faster. Return None.": {"never": 0},
+    }
+    hint = "the fewest tokens, at least 1 and a whole number, for which fetching is faster; None if it never is"
+    compare(given["fewest_tokens"], _fewest, cases, mistakes, hint=hint)
     return f"{len(cases)} storeys, quick and slow ones"
 
 
-def _about_fewest(got: Any, bytes_per_token: int, bytes_per_second: float, begin: float, compute: float) -> None:
-    each = bytes_per_token / bytes_per_second
-    said = f"A fetch takes {begin} s and {each} s per token; computing takes {compute} s per token:"
-    want = _fewest(bytes_per_token, bytes_per_second, begin, compute)
-    if want is None:
-        expect(
-            got is None,
-            f"{said} fetching is never faster, since each token takes {'longer' if each > compute else 'as long'}. "
-            f"Return None, not {got!r}.",
-        )
-        return
-    expect(got is not None, f"{said} fetching is faster from {want} tokens on, but you return None.")
-    expect(isinstance(got, int) and not isinstance(got, bool), f"{said} return a whole number, not {a_kind(got)}.")
-    expect(got >= 1, f"{said} you return {got}. A fetch has at least 1 token.")
-    equal = Fraction(begin) + got * Fraction(each) == got * Fraction(compute)
-    expect(not equal, f"{said} {got} tokens take as long both ways. Equal isn't faster.")
-    expect(
-        got != 1 or want == 1,
-        f"{said} 1 token isn't fetched faster. Did you forget the {begin} s before the first byte?",
-    )
-    expect_equal(got, want, f"{said} the number of tokens is wrong.")
+def _fewest(
+    bytes_per_token: int,
+    bytes_per_second: float,
+    begin: float,
+    compute: float,
+    *,
+    equal: bool = False,
+    begins: bool = True,
+    never: int | None = None,
+) -> int | None:
+    """By fractions, so exactly."""
+    gain = Fraction(compute) - Fraction(bytes_per_token) / Fraction(bytes_per_second)
+    if gain <= 0:
+        return never
+    enough = Fraction(begin if begins else 0) / gain
+    return max(-floor(-enough), 1) if equal else floor(enough) + 1
 
-
-# --- 19.2 -------------------------------------------------------------------------------------------------------------
 
 Blocks = dict[str, tuple[str | None, int]]
 
 
-def _first(blocks: Blocks) -> str:
-    continued = {before for before, _ in blocks.values()}
-    return min((name for name in blocks if name not in continued), key=lambda name: blocks[name][1])
-
-
 @exercise("19.2", "Which block leaves")
 def _(given: Given) -> str:
-    first_to_leave, rng = given["first_to_leave"], random.Random(192)
-    cases: list[Blocks] = [
+    rng = random.Random(192)
+    chains: list[Blocks] = [
         {"a": (None, 3)},
-        {"a": (None, 1), "b": (None, 2)},
         {"b": (None, 2), "a": (None, 1)},
-        {"a": (None, 1), "b": ("a", 2)},
         {"a": (None, 1), "b": ("a", 4), "c": ("a", 3)},
-        {"a": (None, 1), "b": ("a", 2), "c": (None, 3)},
         {"a": (None, 1), "b": ("a", 2), "c": ("b", 5), "d": (None, 4)},
     ]
     for _ in range(60):
         number = rng.randrange(2, 12)
-        times = rng.sample(range(100), number)
+        times, names = rng.sample(range(100), number), [*range(number)]
         befores = [None if not i or rng.random() < 0.25 else f"block {rng.randrange(i)}" for i in range(number)]
-        names = [*range(number)]
         rng.shuffle(names)
-        cases.append({f"block {i}": (befores[i], times[i]) for i in names})
-    for blocks in cases:
-        _about_first(first_to_leave, blocks)
-    return f"{len(cases)} storeys, until each of them was empty"
+        chains.append({f"block {i}": (befores[i], times[i]) for i in names})
+    cases: list[tuple[Blocks]] = []
+    for blocks in chains:  # until each storey is empty
+        left = dict(blocks)
+        while left:
+            cases.append((dict(left),))
+            del left[_first(left)]
+    mistakes: dict[str, Mistake] = {
+        "A block is behind the one that you let leave. Nothing could find that block any more, and it would still take up "
+        "room.": {"last": False},
+        "Another one has nothing behind it, either, and was used longer ago.": {"oldest": False},
+    }
+    hint = "the name of the block that was used longest ago of those with nothing behind them"
+    compare(given["first_to_leave"], _first, cases, mistakes, hint=hint)
+    return f"{len(chains)} storeys, until each of them was empty"
 
 
-def _about_first(first_to_leave: Any, blocks: Blocks) -> None:
-    left = dict(blocks)
-    while left:
-        kept, said, want = dict(left), f"blocks={left}.", _first(left)
-        got = first_to_leave(left)
-        expect(left == kept, f"{said} You changed the blocks.")
-        expect(isinstance(got, str) and got in kept, f"{said} Return the name of a block, not {got!r}.")
-        behind = [name for name, (before, _) in kept.items() if before == got]
-        expect(
-            not behind,
-            f"{said} You let {got!r} leave, but {behind[:1]} is behind it. Nothing could find that block any more, and it "
-            "would still take up room.",
+def _first(blocks: Blocks, *, last: bool = True, oldest: bool = True) -> str:
+    continued = {before for before, _ in blocks.values()} if last else set[str | None]()
+    ends = [name for name in blocks if name not in continued]
+    return (min if oldest else max)(ends, key=lambda name: blocks[name][1])
+
+
+class _Counted:
+    """A hash that many lists share. `calls`: how often it was asked for."""
+
+    def __init__(self, hash_of: Callable[[list[int]], int]):
+        self._hash_of, self.calls = hash_of, 0
+
+    def __call__(self, tokens: list[int]) -> int:
+        self.calls += 1
+        return self._hash_of(list(tokens))
+
+
+@exercise("19.3", "Hashes find, tokens decide", points=2)
+def _(given: Given) -> str:
+    Table = given["Table"]
+    table = Table(_Counted(len))
+    expect_equal(table.get([1, 2]), None, "The table is empty, and get([1, 2]) should return None.")
+    table.put([1, 2], b"one-two")
+    expect_equal(table.get([1, 2]), b"one-two", "After put([1, 2], b'one-two'), get([1, 2]) is wrong.")
+    for other in ([3, 4], [2, 1]):
+        same = (
+            f"[1, 2] was put, and get({other}) returns something: the two lists have the same hash. A request would go "
         )
+        same += "on with the K/V of another text. Compare the tokens, too, in their order."
+        expect_equal(table.get(other), None, same)
+    table.put([3, 4], b"three-four")
+    both = "[1, 2] was put, then [3, 4], which has the same hash. Both are to be kept."
+    expect_equal([table.get([1, 2]), table.get([3, 4]), table.size()], [b"one-two", b"three-four", 2], both)
+    table.put([1, 2], b"new")
+    replaced = "[1, 2] was put a second time, with other K/V, which replaces the old entry."
+    expect_equal([table.get([1, 2]), table.size()], [b"new", 2], replaced)
+    table, tokens = Table(_Counted(len)), [5, 6]
+    table.put(tokens, b"five-six")
+    tokens[0] = 9
+    owner = "A list was put, and its owner changed it afterwards. The entry changed, too: keep a copy of the tokens."
+    expect(table.get([5, 6]) == b"five-six" and table.get([9, 6]) is None, owner)
+    rng = random.Random(193)
+    for hash_of in (len, lambda tokens: 0, lambda tokens: sum(tokens) % 3, sum):
+        _like_a_dictionary(Table, _Counted(hash_of), rng)
+    return "4 hashes, one of which is the same number for everything"
+
+
+def _like_a_dictionary(Table: Any, hash_of: _Counted, rng: random.Random) -> None:
+    table, right = Table(hash_of), dict[tuple[int, ...], bytes]()
+    for i in range(200):
+        tokens, before = [rng.randrange(4) for _ in range(rng.randrange(1, 5))], hash_of.calls
+        if rng.random() < 0.5:
+            table.put(list(tokens), b"%d" % i)
+            right[tuple(tokens)] = b"%d" % i
+        else:
+            expect_equal(table.get(list(tokens)), right.get(tuple(tokens)), f"After {i} calls, get({tokens}) is wrong.")
+        asked = hash_of.calls - before
         expect(
-            got == want,
-            f"{said} You let {got!r} leave, which was used at {kept[got][1]}. {want!r} has nothing behind it, either, and "
-            f"was used at {kept[want][1]}, which is longer ago.",
+            asked == 1, f"One call of put or get asked for {asked} hashes. Keep entries by their hash: one is enough."
         )
-        del left[want]
+    expect_equal(table.size(), len(right), "After 200 calls, size() is wrong.")
+
+
+OURS, THEIRS = b"our model".ljust(16), b"another model".ljust(16)
+
+
+def _file(fingerprint: bytes, tokens: list[int], kv: bytes, count: int | None = None) -> bytes:
+    number = len(tokens) if count is None else count
+    start = fingerprint + number.to_bytes(4, "little") + b"".join(token.to_bytes(4, "little") for token in tokens) + kv
+    return start + sha256(start).digest()
+
+
+@exercise("19.4", "A file that isn't trusted", points=2)
+def _(given: Given) -> str:
+    read_kv, rng, tried = given["read_kv"], random.Random(194), 0
+
+    def asked(data: bytes, tokens: list[int], token_bytes: int, said: str, fingerprint: bytes = OURS) -> Any:
+        kept = list(tokens)
+        try:
+            got = read_kv(data, fingerprint, tokens, token_bytes)
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            miss = "Whatever is in a file, it is only a miss."
+            expect(False, f"{said} read_kv raised {type(error).__name__}: {error}. {miss}")
+        expect(tokens == kept, "You changed the list of tokens.")
+        return got
+
+    for count, token_bytes in ((2, 4), (1, 1), (5, 3), (16, 8)):
+        tokens, kv = [rng.randrange(1500) for _ in range(count)], rng.randbytes(count * token_bytes)
+        whole, of = _file(OURS, tokens, kv), f"A file with {count} tokens, {token_bytes} bytes of K/V each."
+        expect_equal(asked(whole, tokens, token_bytes, of), kv, f"{of} It is right, and so are the tokens.")
+        misses = [(said, data, tokens, OURS) for said, data in _wrong(whole, tokens, kv, rng)]
+        for wanted, why in (
+            ([*tokens[:-1], tokens[-1] + 1], "has another last token"),
+            ([*tokens, 1], "has one token more"),
+            (tokens[:-1], "has one token fewer"),
+        ):
+            misses.append((f"The text that is asked for {why}.", whole, wanted, OURS))
+        misses.append(("Another model asks for it.", whole, tokens, THEIRS))
+        for said, data, wanted, fingerprint in misses:
+            got = asked(data, wanted, token_bytes, f"{of} {said}", fingerprint)
+            expect(got is None, f"{of} {said} It must be a miss, and you return {got!r}.")
+        tried += len(misses)
+    return f"{tried} files that aren't surely the same"
+
+
+def _wrong(whole: bytes, tokens: list[int], kv: bytes, rng: random.Random) -> list[tuple[str, bytes]]:
+    """Files that are wrong, and in which way. The first ones have a checksum that fits."""
+    found = [
+        ("Its fingerprint is another model's, and the checksum fits.", _file(THEIRS, tokens, kv)),
+        ("Its first token is another one, and the checksum fits.", _file(OURS, [tokens[0] + 1, *tokens[1:]], kv)),
+        ("It has one byte of K/V too few, and the checksum fits.", _file(OURS, tokens, kv[:-1])),
+        ("It has one byte of K/V too many, and the checksum fits.", _file(OURS, tokens, kv + b"x")),
+        ("Its number of tokens is wrong, and the checksum fits.", _file(OURS, tokens, kv, len(tokens) + 1)),
+        ("Its number of tokens is huge, and the checksum fits.", _file(OURS, tokens, kv, 2**32 - 1)),
+        ("Behind its checksum comes another byte.", whole + b"\0"),
+        ("It is empty.", b""),
+        ("It isn't a file of K/V at all.", rng.randbytes(len(whole))),
+    ]
+    found += [(f"Only its first {i} bytes are there.", whole[:i]) for i in range(1, len(whole))]
+    flipped = ((i, whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :]) for i in range(len(whole)))
+    return found + [(f"One bit of byte {i} has changed.", data) for i, data in flipped]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.model.random_model import random_model
+from notebooks.course.explore import Explorable
 from notebooks.course.explore.batch_limit import batch_limit
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
-from notebooks.course.explore.explorable import Explorable
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.roofline import roofline

@@ -8,9 +8,7 @@ from random import Random
 
 from nanoinfer.cluster.simulate.distributions import Around, Arrivals
 from nanoinfer.frontends.llm import LLM
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Number, Numbers
-from notebooks.course.explore.panels.lines import Lines, Mark, Series
+from notebooks.course.explore import Control, Explorable, Frame, Lines, Mark, Number, Numbers, Series
 from notebooks.course.replicas import COSTS
 
 RATES = (1, 2, 3, 4, 6, 8, 10)  # requests per second

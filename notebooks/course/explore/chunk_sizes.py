@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars
-from notebooks.course.explore.panels.lanes import Lanes
+from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Lanes
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import lanes_of
 from notebooks.course.prompts import HELLO, STORY

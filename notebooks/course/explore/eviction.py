@@ -2,9 +2,7 @@
 
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
-from notebooks.course.explore.panels.tree import Tree
+from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers, Tree
 from notebooks.course.explore.runs import Arrival, Run, moments, serve
 from notebooks.course.explore.shown import tree_root
 from notebooks.course.prompts import FOX

@@ -3,9 +3,7 @@
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
-from notebooks.course.explore.panels.cells import Cells
+from notebooks.course.explore import Bar, Bars, Cells, Control, Explorable, Frame, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER

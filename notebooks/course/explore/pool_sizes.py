@@ -4,9 +4,7 @@ from nanoinfer.frontends.llm import LLM
 from nanoinfer.scheduling.retraction import INITIAL_RATIO
 from nanoinfer.trace.phases import WAITING
 from nanoinfer.viz.words import count
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
-from notebooks.course.explore.panels.lanes import Flag, Lanes
+from notebooks.course.explore import Bar, Bars, Control, Explorable, Flag, Frame, Lanes, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER

@@ -15,9 +15,8 @@ from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.viz.palette import PHASE_STYLES
 from nanoinfer.viz.words import count, num_bytes
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Number, Numbers, Panel
-from notebooks.course.explore.panels.lines import Lines, Mark, Series
+from notebooks.course.explore import Control, Explorable, Frame, Lines, Mark, Number, Numbers, Series
+from notebooks.course.explore.panels.base import Panel
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 512  # tokens that each request of a DECODE pass has already

@@ -8,8 +8,7 @@ import torch
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.sampling.filters import keep_top_k, keep_top_p
 from nanoinfer.sessions.inference import InferenceEngine
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers
 
 TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
 TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them

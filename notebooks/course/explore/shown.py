@@ -7,9 +7,7 @@ from nanoinfer.trace.state import NodeState, TraceState
 from nanoinfer.trace.trace import Trace
 from nanoinfer.viz.palette import REQUESTS
 from nanoinfer.viz.words import runs, visible_ends
-from notebooks.course.explore.panels.cells import Cell, CellRow
-from notebooks.course.explore.panels.lanes import Lane, Span, Strip
-from notebooks.course.explore.panels.tree import Node
+from notebooks.course.explore import Cell, CellRow, Lane, Node, Span, Strip
 from notebooks.course.explore.runs import Moment
 
 ACROSS = 16  # slots in one row of a picture of the pool

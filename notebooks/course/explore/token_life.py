@@ -6,11 +6,8 @@ from nanoinfer.frontends.llm import LLM
 from nanoinfer.trace.state import TraceState
 from nanoinfer.trace.trace import Trace
 from nanoinfer.viz.words import count, visible
-from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers, Tree
 from notebooks.course.explore.lives import Life, lives_of, seen_moments
-from notebooks.course.explore.panels.base import Number, Numbers
-from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
-from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import ACROSS, legend, look_of, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import FOX, RIVER

@@ -13,9 +13,7 @@ from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.trace import record
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import slots
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.cells import Cells
-from notebooks.course.explore.panels.tree import Tree
+from notebooks.course.explore import Cells, Control, Explorable, Frame, Tree
 from notebooks.course.explore.runs import model_of
 from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import BEAR, FOX, RIVER

@@ -9,9 +9,7 @@ from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.words import count, visible
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Number, Numbers
-from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers
 from notebooks.course.explore.runs import model_of, one_thread
 from notebooks.course.prompts import STORY
 

@@ -13,8 +13,7 @@ from nanoinfer.cluster.costs import attended_pairs
 from nanoinfer.cluster.published_costs import KV_BYTES_PER_TOKEN, published_costs
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.viz.words import count
-from notebooks.course.explore.explorable import Control, Explorable, Frame
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers
 
 CONVERSATIONS = (2, 4, 6, 8, 12, 16, 24, 32)
 HOSTS = (0, 4, 8, 16)  # conversations for which host memory has room
