@@ -21,7 +21,7 @@ class EngineConfig:
     - `max_total_tokens`: slots of the TokenToKVPool.
     - `max_context_len`: maximum number of prompt and output tokens of one request, together.
     - `chunked_prefill_size`: maximum number of prompt tokens computed between two decode passes. Longer prompts are split
-      into chunks, so they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default
+      into chunks, so they don't hold up the others (see `admission.py`). None: prompts are never split. The default
       is SGLang's for its smallest devices. A CPU is at full speed far below it: 256 costs little and keeps streams even.
     - `max_prefill_tokens`: maximum number of tokens in one EXTEND pass; a longer prompt or chunk gets a pass of its own.
     - `schedule_policy`: which waiting request goes first (see `policy.py`). `policy_window`: how many requests it orders,
