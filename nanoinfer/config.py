@@ -23,7 +23,7 @@ class EngineConfig:
     - `max_context_len`: most tokens of one request, prompt and output together.
     - `page_size`: slots per page of K/V.
     - `chunked_prefill_size`: most prompt tokens between two decode passes, or none. Longer prompts are split into chunks,
-      so they don't hold up the others (see `prefill_budget.py`). None: prompts are never split. The default is SGLang's for
+      so they don't hold up the others (see `admission.py`). None: prompts are never split. The default is SGLang's for
       its smallest devices. A CPU is at full speed far below it: 256 costs little and keeps streams even.
     - `max_prefill_tokens`: most tokens of one EXTEND pass. A longer prompt or chunk gets a pass of its own.
     - `schedule_policy`: which waiting request goes first (see `policy.py`).

@@ -5,22 +5,18 @@ They look at the whole pool and the whole tree. And how a node is printed for pe
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from nanoinfer.cache.indices import Indices
 from nanoinfer.cache.tree_node import TreeNode
 
-if TYPE_CHECKING:
-    from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
-    from nanoinfer.cache.radix_cache import RadixCache
-    from nanoinfer.requests.req import Req
 
-
-def check_owners(rows: "ReqToTokenPool", pool: "TokenToKVPool", tree: "RadixCache", running: "Sequence[Req]") -> None:
+def check_owners(rows: Any, pool: Any, tree: Any, running: Sequence[Any]) -> None:
     """RuntimeError unless `free + tree + requests == N`, slot by slot, `free + running` is the number of rows, and each
-    node is locked exactly by the requests that hold it. Slot numbers outside the pool are found, too."""
+    node is locked exactly by the requests that hold it. Slot numbers outside the pool are found, too.
+    `rows`, `pool`, `tree`: those of a CacheManager, which import this file."""
     of_requests = [rows.req_to_token[req.req_pool_idx, req.tree_len : req.allocated_len].numpy() for req in running]
     everyone = (pool.free_slots().numpy(), tree.slots().numpy(), *of_requests)
     slots, counts = np.unique(np.concatenate((np.arange(pool.size), *everyone)), return_counts=True)

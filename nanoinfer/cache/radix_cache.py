@@ -37,7 +37,7 @@ class RadixCache:
     - `disable`: nothing ever matches, and nothing is kept.
     - `extra_key` (any hashable) in `match_prefix` and `insert` keeps namespaces apart: each key has its own subtrees.
     - `events`: called with a list of what has changed after each operation that changes what the tree holds, in blocks of
-      `event_block_size` tokens (see `block_events.py`; `tree_blocks.py` says what happens if it raises). None: nobody asks.
+      `event_block_size` tokens (see `block_events.py`); not called any more once it has raised. None: nobody asks.
 
     Whoever wants to know what happens to the tree joins its `observers` (see `tree_observer.py`).
     """

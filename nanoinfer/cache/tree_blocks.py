@@ -1,6 +1,5 @@
 """TreeBlocks: cuts what a radix tree holds into blocks of equal size, and reports which come and go."""
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver
 from nanoinfer.requests.adapter_key import AdapterKey
 
-logger = logging.getLogger(__name__)
 Nodes = Callable[[], Iterable[tuple[int, TreeNode]]]
 
 
@@ -44,15 +42,14 @@ class TreeBlocks(TreeObserver):
     ends. Splitting a node changes no blocks, and one that grows stores those that are complete now. If a block ends within
     a page, several nodes may hold it; it is stored with the first and removed with the last.
 
-    `events` gets one list per operation that has changed the blocks, when the tree is complete again. If it raises an
-    Exception, that is logged, and it is not called any more: the tree and its caller must not fail over who listens.
-    A tree that holds something already reports it first.
+    `events` gets one list per operation that has changed the blocks, when the tree is complete again. If it raises, it is
+    not called any more (see TreeObserver). A tree that holds something already reports it first.
     """
 
     def __init__(self, nodes: Nodes, events: Callable[[list[BlockEvent]], object], block_size: int):
         check_block_size(block_size, "event_block_size")
         self.block_size, self._nodes = block_size, nodes
-        self._events: Callable[[list[BlockEvent]], object] | None = events
+        self._events = events
         self._of: dict[TreeNode, NodeBlocks] = {}
         self._copies: dict[int, int] = {}  # block hash → how many nodes hold it
         self._tell([event for _, node in nodes() for event in self._add(node)])
@@ -151,12 +148,8 @@ class TreeBlocks(TreeObserver):
         return np.concatenate(parts[::-1])
 
     def _tell(self, events: list[BlockEvent]) -> None:
-        if events and self._events is not None:
-            try:
-                self._events(events)
-            except Exception:
-                logger.exception("the callback for block events failed, and is not called any more")
-                self._events = None
+        if events:
+            self._events(events)
 
 
 def adapter_of(extra_key: Hashable) -> tuple[int | None, str | None]:

@@ -1,7 +1,7 @@
 """TreeObserver: is told what happens to a radix tree, while it happens."""
 
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from nanoinfer.cache.tree_node import TreeNode
 
@@ -74,8 +74,21 @@ class TreeObserver:
         """The tree is empty. `nodes`, parents before children, are what it held. Their slots are free; see `evicted`."""
 
 
-class Observers(TreeObserver):
+def _passed_on(method: str) -> Callable[..., None]:
+    def tell(observers: "Observers", *args: object) -> None:
+        if observers._all:  # otherwise this was a look at an empty tuple
+            observers.tell(method, *args)
+
+    return tell
+
+
+class Observers:
     """Those who observe one tree. It tells this object, and this object tells them, in the order in which they joined."""
+
+    used, hit, split = _passed_on("used"), _passed_on("hit"), _passed_on("split")
+    inserted, grew = _passed_on("inserted"), _passed_on("grew")
+    locked, unlocked = _passed_on("locked"), _passed_on("unlocked")
+    evicting, evicted, reset = _passed_on("evicting"), _passed_on("evicted"), _passed_on("reset")
 
     def __init__(self, *observers: TreeObserver):
         self._all = observers
@@ -91,56 +104,16 @@ class Observers(TreeObserver):
         """Do not tell `observer` any more. Nothing happens if it is not there."""
         self._all = tuple(kept for kept in self._all if kept is not observer)
 
-    # --- what the tree calls: without observers, a look at an empty tuple --------------------------------------------
-
     def check_key(self, extra_key: Hashable) -> None:
+        """The only method that may raise."""
         for observer in self._all:
             observer.check_key(extra_key)
 
-    def used(self, node: TreeNode) -> None:
-        if self._all:
-            self._tell("used", node)
-
-    def hit(self, node: TreeNode) -> None:
-        if self._all:
-            self._tell("hit", node)
-
-    def split(self, upper: TreeNode, lower: TreeNode) -> None:
-        if self._all:
-            self._tell("split", upper, lower)
-
-    def inserted(self, leaf: TreeNode) -> None:
-        if self._all:
-            self._tell("inserted", leaf)
-
-    def grew(self, leaf: TreeNode, count: int) -> None:
-        if self._all:
-            self._tell("grew", leaf, count)
-
-    def locked(self, node: TreeNode) -> None:
-        if self._all:
-            self._tell("locked", node)
-
-    def unlocked(self, node: TreeNode) -> None:
-        if self._all:
-            self._tell("unlocked", node)
-
-    def evicting(self, leaf: TreeNode) -> None:
-        if self._all:
-            self._tell("evicting", leaf)
-
-    def evicted(self, nodes: Sequence[TreeNode]) -> None:
-        if self._all:
-            self._tell("evicted", nodes)
-
-    def reset(self, nodes: Sequence[TreeNode]) -> None:
-        if self._all:
-            self._tell("reset", nodes)
-
-    def _tell(self, what: str, *args: object) -> None:
+    def tell(self, method: str, *args: object) -> None:
+        """Call this method of each. Who raises is told nothing any more."""
         for observer in self._all:
             try:
-                getattr(observer, what)(*args)
+                getattr(observer, method)(*args)
             except Exception:
-                logger.exception("%r failed in %r, and is not told about the tree any more", observer, what)
+                logger.exception("%r failed in %r, and is not told about the tree any more", observer, method)
                 self.remove(observer)

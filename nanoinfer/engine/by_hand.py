@@ -1,16 +1,14 @@
 """Who steps an engine: the thread that owns it, if there is one (Loop; see engine_loop.py), or one that does so by hand."""
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.request_group import Update, made
 from nanoinfer.threads.signals import uninterrupted
-
-if TYPE_CHECKING:
-    from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.threads.turns import Turns
 
 USE_INSTEAD = "call LLM.generate, chat or stream, from any thread, or use an AsyncEngine"
 
@@ -53,13 +51,13 @@ class NoLoop:
 class ByHand:
     """One thread at a time drives the engine by hand, and steps it only while the engine's loop has no work."""
 
-    def __init__(self, guard: "StepGuard", open_requests: OpenRequests):
-        self._guard, self._open = guard, open_requests
+    def __init__(self, turns: Turns, loop: Callable[[], Loop], open_requests: OpenRequests):
+        self._turns, self._loop, self._open = turns, loop, open_requests
         self._driver: threading.Thread | None = None  # the last thread that drove it
 
     def check_step(self) -> None:
         """In the turn of a step: RuntimeError while the loop has work, unless the step is its own; or as in `check`."""
-        loop = self._guard.loop
+        loop = self._loop()
         if loop.is_stepping:
             return
         if loop.has_work():
@@ -79,8 +77,8 @@ class ByHand:
     def _check_other(self, driver: threading.Thread | None) -> None:
         if driver is None or not driver.is_alive():
             return
-        with self._guard.turns.visit():
-            if self._open.ids() - self._guard.loop.request_ids():
+        with self._turns.visit():
+            if self._open.ids() - self._loop().request_ids():
                 raise RuntimeError(
                     f"thread {driver.name!r} drives this engine by hand, and its requests have not ended: only one thread "
                     f"may do so. To share an engine between threads, {USE_INSTEAD}"

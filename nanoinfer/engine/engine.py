@@ -78,7 +78,7 @@ class Engine(EngineUpkeep):
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self.cache.storey = host_storey_for(config, self.cache, self.scheduler, self._guard.meter, clock)
-        self._by_hand = ByHand(self._guard, self.open_requests)
+        self._by_hand = ByHand(self.turns, lambda: self.loop, self.open_requests)
         self._arrivals = Arrivals(
             config, self.cache, self.builder, self.grammars, self.adapters, clock, self._check_queue
         )

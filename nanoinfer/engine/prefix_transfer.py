@@ -20,8 +20,6 @@ from nanoinfer.cache.storeys.host_memory import HostMemory
 from nanoinfer.requests.adapter_key import AdapterKey, problem_of
 from nanoinfer.version import __version__
 
-SHOWN = 40  # characters of a field's value, at most, in an error
-
 Tokens = Sequence[int] | np.ndarray
 Visit = Callable[[], AbstractContextManager[object]]
 
@@ -60,10 +58,6 @@ class PrefixTransfer:
         """Put what `dump` returned into the pool, as far as there is room; how many of its tokens are there now, from the
         first one on. ValueError, with nothing changed, for what is damaged or does not belong here."""
         key, namespace = _tree_key(adapter, extra_key), _namespace(adapter, extra_key)
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise ValueError(f"data: must be bytes that export_prefix returned, got {type(data).__name__}")
-        if not memoryview(data).c_contiguous:
-            raise ValueError("data: must be contiguous, as export_prefix returned it")
         if not len(data):
             return 0
         tokens, kv = self._checked(memoryview(data).cast("B"), namespace)
@@ -107,10 +101,8 @@ class PrefixTransfer:
         theirs = _fields_in(head)
         if theirs is None:
             raise ValueError("data: is not what export_prefix returned, or its beginning is damaged")
-        if theirs != self._fields:
-            raise ValueError(
-                f"data: comes from an engine that differs from this one in {_differences(theirs, self._fields)}"
-            )
+        if differing := [name for name in {**theirs, **self._fields} if theirs.get(name) != self._fields.get(name)]:
+            raise ValueError(f"data: comes from an engine that differs from this one in {', '.join(differing)}")
         part = self._format.part_of(head, len(data))
         if part is None or part.start or part.end % self._cache.page_size:
             raise ValueError(f"data: is damaged: its {len(data)} bytes are not as many as its beginning says")
@@ -144,14 +136,3 @@ def _fields_in(head: bytes) -> dict[str, object] | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
-
-
-def _differences(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str:
-    """The fields that are not the same, with their values if these are short."""
-    parts = []
-    for name in sorted(theirs.keys() | ours.keys()):
-        there, here = theirs.get(name), ours.get(name)
-        if there != here:
-            short = max(len(str(there)), len(str(here))) <= SHOWN
-            parts.append(f"{name} ({there}, here {here})" if short else name)
-    return ", ".join(parts)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
 from nanoinfer.adapters.adapter import Adapter, adapter_digest
+from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.storeys.disk import DiskStorey
 from nanoinfer.cache.storeys.files import FileStore, namespace_bytes
@@ -18,9 +18,6 @@ from nanoinfer.engine.stats import StepMeter
 from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.scheduling.adapter_turns import FetchTurns
 from nanoinfer.scheduling.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from nanoinfer.engine.engine import Engine
 
 FIRST_LOOK_S = 2.0  # for how long an engine waits until what is in the folder is known
 
@@ -54,10 +51,17 @@ def slot_buffers(cache: CacheManager, scheduler: Scheduler) -> list[torch.Tensor
     return buffers
 
 
-def add_files(engine: "Engine", fields: Mapping[str, str], clock: Callable[[], float]) -> None:
+def add_files(
+    config: EngineConfig,
+    cache: CacheManager,
+    scheduler: Scheduler,
+    adapters: Adapters,
+    fields: Mapping[str, str],
+    clock: Callable[[], float],
+) -> None:
     """Put files below an engine's host memory. `fields`: all that K/V depends on beside tokens, adapters and `extra_key`.
     ValueError for a folder that cannot be used."""
-    config, host = engine.config, engine.cache.storey
+    host = cache.storey
     assert config.cache_dir is not None
     described = {**fields, "layout": host.memory.layout, "page_size": config.page_size}
     store = FileStore(config.cache_dir, config.cache_dir_max_bytes, described, host.memory.token_bytes, host.block_size)
@@ -68,7 +72,7 @@ def add_files(engine: "Engine", fields: Mapping[str, str], clock: Callable[[], f
     def namespace_of(extra_key: Hashable) -> bytes | None:
         if not isinstance(extra_key, AdapterKey):
             return namespace_bytes((None, extra_key))
-        adapter = next((each for each in engine.adapters.values() if each.id == extra_key.id), None)
+        adapter = next((each for each in adapters.values() if each.id == extra_key.id), None)
         if adapter is None:
             return None
         if adapter not in digests:
@@ -76,5 +80,5 @@ def add_files(engine: "Engine", fields: Mapping[str, str], clock: Callable[[], f
         return namespace_bytes((digests[adapter], extra_key.extra_key))
 
     costs = FetchCosts(lambda: host.costs.computing)
-    disk = DiskStorey(engine.cache, host, store, namespace_of, costs, clock)
-    engine.scheduler.adapter_turns = FetchTurns(engine.adapters.pool, disk)
+    disk = DiskStorey(cache, host, store, namespace_of, costs, clock)
+    scheduler.adapter_turns = FetchTurns(adapters.pool, disk)

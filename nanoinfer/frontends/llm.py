@@ -372,7 +372,7 @@ def make_engine(
 
     engine.describe_model = describe
     if config.cache_dir is not None:
-        add_files(engine, describe(), clock)
+        add_files(config, engine.cache, engine.scheduler, engine.adapters, describe(), clock)
     return engine
 
 

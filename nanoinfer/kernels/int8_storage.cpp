@@ -1,4 +1,4 @@
-// Storing K/V as int8 numbers with a scale per slot and head (see cache/int8_kv_storage.py, whose arithmetic this is).
+// Storing K/V as int8 numbers with a scale per slot and head (see cache/kv_storage.py, whose arithmetic this is).
 #include "packing.h"
 #include "team.h"
 

@@ -25,10 +25,6 @@ def make_req(max_new_tokens: int = 64, **params: Any) -> Req:
     return Req(0, np.array([1, 2]), SamplingParams(max_new_tokens=max_new_tokens, temperature=0, **params))
 
 
-def long_req(num_tokens: int, max_new_tokens: int = 64) -> Req:
-    return Req(0, np.arange(num_tokens), SamplingParams(max_new_tokens=max_new_tokens, temperature=0))
-
-
 def measured(lengths: DraftLengths, costs: Costs, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128)) -> DraftLengths:
     for rows in sizes:
         for _ in range(ENOUGH_PASSES):

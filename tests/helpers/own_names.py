@@ -1,6 +1,5 @@
 """What one of our modules sees in place of a module that all threads share."""
 
-import threading
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -8,10 +7,3 @@ from typing import Any
 def module_with(shared: ModuleType, **functions: Any) -> SimpleNamespace:
     """A copy with other functions: `monkeypatch.setattr(build, "time", module_with(time, monotonic=clock))`."""
     return SimpleNamespace(**{**vars(shared), **functions})
-
-
-class NoThread(threading.Thread):
-    """There are too many already."""
-
-    def start(self) -> None:
-        raise RuntimeError("can't start new thread")

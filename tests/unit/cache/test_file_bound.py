@@ -139,7 +139,6 @@ def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
     folder.chmod(mode)
     with pytest.raises(ValueError, match="cache_dir="):
         open_store(folder)
-    assert hit(open_store(folder, trust=True), TOKENS) == 4
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
@@ -177,7 +176,6 @@ def test_a_file_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
     look(new)
     assert (hit(known, TOKENS), hit(new, TOKENS)) == (0, 0)
     assert file.exists()  # it is not ours to remove
-    assert hit(open_store(tmp_path, trust=True), TOKENS) == 4
 
 
 def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:

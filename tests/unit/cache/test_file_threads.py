@@ -58,7 +58,6 @@ def test_what_was_offered_is_written_in_order(tmp_path: Path) -> None:
     assert all(offer(store, TOKENS[:end], end - 4) for end in (4, 8, 12))
     assert store.flush(HANG_S) == 0
     assert hit(store, TOKENS) == 12
-    assert store.stats().queued_bytes == 0
     assert [file.stat().st_size for file in kv_files(tmp_path)] == sorted(
         (file.stat().st_size for file in kv_files(tmp_path)), reverse=True
     )
@@ -106,11 +105,8 @@ def test_a_fetch_is_a_read_that_does_not_wait(tmp_path: Path, before: dict[str, 
     put(store, TOKENS)
     before["read"] = stall
     fetch = store.fetch(b"", TOKENS, 0, 12)
-    done = threading.Event()
-    fetch.when_done(done.set)
     assert stall.is_waiting.wait(HANG_S)
     assert not fetch.is_done
-    assert not done.is_set()
     with pytest.raises(TimeoutError):
         fetch.result(0)
     stall.go()
@@ -118,7 +114,6 @@ def test_a_fetch_is_a_read_that_does_not_wait(tmp_path: Path, before: dict[str, 
     assert kv is not None
     np.testing.assert_array_equal(kv, kv_of(b"", TOKENS, 0, 12))
     assert fetch.is_done
-    assert done.wait(HANG_S)
 
 
 def test_a_stalled_disk_does_not_hold_up_opening_and_closing(

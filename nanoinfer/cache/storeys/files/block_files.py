@@ -3,8 +3,7 @@
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -134,13 +133,7 @@ class FileStats:
     files: int = 0
     blocks: int = 0
     bytes: int = 0
-    queued_bytes: int = 0
-    read_files: int = 0
-    read_bytes: int = 0
-    read_seconds: float = 0.0
     written_files: int = 0
-    written_bytes: int = 0
-    write_seconds: float = 0.0
     misses: int = 0
     lost: int = 0
 
@@ -152,10 +145,8 @@ class BlockFiles:
     something is wrong with a file or the disk, that is a miss, or not written, and a line in the log. Nothing is raised.
     """
 
-    def __init__(
-        self, folder: Folder, block_size: int, blocks_per_file: int, clock: Callable[[], float] = time.monotonic
-    ):
-        self._folder, self._size, self._blocks_per_file, self._clock = folder, block_size, blocks_per_file, clock
+    def __init__(self, folder: Folder, block_size: int, blocks_per_file: int):
+        self._folder, self._size, self._blocks_per_file = folder, block_size, blocks_per_file
         self._lock = threading.Lock()  # of what follows; never held while a file is worked on
         self._index, self._refused = FileIndex(), dict[str, Identity | None]()
         self._stats, self._complained = FileStats(), set[str]()
@@ -181,7 +172,7 @@ class BlockFiles:
 
     def read(self, namespace: bytes, tokens: np.ndarray, start: int, end: int) -> np.ndarray | None:
         """The K/V of tokens `start..end`, or of the first of them, uint8 [n, token_bytes]; None: of none."""
-        size, began = self._size, self._clock()
+        size = self._size
         end = min(end, len(tokens) - len(tokens) % size)
         if end <= start:
             return None
@@ -200,9 +191,7 @@ class BlockFiles:
                 self._miss(file.name, file.identity, error)
                 continue  # another file may have this block, too
             kv[done - start : until * size - start] = found[done - part.start : until * size - part.start]
-            self._count(read_files=1, read_bytes=file.size)
             done = until * size
-        self._count(read_seconds=self._clock() - began)
         if done == start:
             return None
         self._touch(keys, done // size)
@@ -211,7 +200,7 @@ class BlockFiles:
     def write(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray) -> int | None:
         """Write `kv`, that of `tokens` from `start` on, without blocks at either end that are in files already. Returns how
         many bytes were written, None if it failed."""
-        size, began = self._size, self._clock()
+        size = self._size
         keys = block_keys(namespace, tokens, size)
         first, end = start // size, len(keys)
         with self._lock:
@@ -235,10 +224,9 @@ class BlockFiles:
             with self._lock:
                 self._refused.pop(name, None)
                 self._complained.clear()
-            self._count(written_files=1, written_bytes=num_bytes)
+            self._count(written_files=1)
             written += num_bytes
         self._touch(keys, first)  # or what this continues would go first, and this would be of no use
-        self._count(write_seconds=self._clock() - began)
         return written
 
     def size_of(self, namespace: bytes, keys: Sequence[bytes], first: int, counted: Set[str]) -> tuple[int, set[str]]:
@@ -371,7 +359,7 @@ class BlockFiles:
             self._complained.add(what)
         logger.warning("files of K/V: %s", what)
 
-    def _count(self, **numbers: float) -> None:
+    def _count(self, **numbers: int) -> None:
         with self._lock:
             self._stats = replace(
                 self._stats, **{name: getattr(self._stats, name) + by for name, by in numbers.items()}

@@ -45,13 +45,11 @@ class Folder:
 
     A file gets its name when all of it is written, so a process that is killed leaves no half of one, but a file with
     another name, which the next one to look removes. Nothing waits until the disk has it (no fsync): what a power cut tears
-    has a wrong checksum, and is as good as not there. `trust`: files that others could have written are read, too.
+    has a wrong checksum, and is as good as not there.
     """
 
-    def __init__(
-        self, operations: FileOperations, file_format: FileFormat, max_bytes: int | None = None, trust: bool = False
-    ):
-        self.operations, self.format, self._trust = operations, file_format, trust
+    def __init__(self, operations: FileOperations, file_format: FileFormat, max_bytes: int | None = None):
+        self.operations, self.format = operations, file_format
         self.last_use = LastUse(operations)
         self._bound = None if max_bytes is None else Bound(operations, self.last_use, max_bytes)
 
@@ -117,7 +115,7 @@ class Folder:
             raise Refused("is no regular file")
         if status.st_size > MOST_FILE_BYTES:
             raise Refused(f"has {status.st_size} bytes, may have {MOST_FILE_BYTES}")
-        if not self._trust and (why := who_could_change(status)) is not None:
+        if (why := who_could_change(status)) is not None:
             raise Refused(why)
         return status
 
@@ -221,12 +219,12 @@ def _bytes(array: np.ndarray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def open_folder(path: str | Path, trust: bool = False) -> int:
+def open_folder(path: str | Path) -> int:
     """Open the folder `path`. If it is not there, it is made first, and so are those above it, for their owner only (0700).
 
     ValueError if that fails, or if another user could change the folder or put another one in its place: it and all
     folders above it must belong to this user or to root, and neither group nor others may write to them (above it, they may
-    if the folder is sticky, as /tmp is). `trust=True` leaves this out.
+    if the folder is sticky, as /tmp is).
     """
     path = Path(os.path.expanduser(path))
     try:
@@ -237,8 +235,7 @@ def open_folder(path: str | Path, trust: bool = False) -> int:
     except OSError as error:
         raise ValueError(f"cache_dir={str(path)!r}: is no folder and cannot be made one: {error.strerror}") from error
     try:
-        if not trust:
-            _check_path(path, os.fstat(folder))
+        _check_path(path, os.fstat(folder))
     except BaseException:
         os.close(folder)
         raise

@@ -16,7 +16,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +57,6 @@ class Fetch:
         except CancelledError:
             return None
 
-    def when_done(self, call: Callable[[], object]) -> None:
-        """Call a function in the reader's thread when `result` need not wait any more; now if that is so already."""
-        self._kv.add_done_callback(lambda _: call())
-
     def give_up(self) -> None:
         """Do not read it, if that has not begun. Nobody has to wait for it in any case."""
         self._kv.cancel()
@@ -74,13 +69,12 @@ class FileStore:
       with others are not found. The store adds what depends on itself: versions, `token_bytes` and `block_size`.
     - `max_bytes`: what all files of the folder may take up together, also those with other fingerprints; None: any size.
     - `token_bytes`: how many bytes the K/V of one token has, which must be all that a slot owns: nothing else comes back.
-    - `trust`: read what another user could have planted, too (see folder.py).
     - `file_bytes`: how much K/V goes into one file; `queued_bytes`: how much K/V may wait for the writer;
       `bytes_per_second`: how much it writes in a second on average, except for `flush` and `close`; None: as it can.
 
     `tokens` are always those of a sequence from its beginning; `namespace` is bytes that keep equal tokens apart (see
-    keys.py); K/V is uint8 [n, token_bytes]. ValueError for a folder that cannot be used, and for arguments that do
-    not fit together. When it is closed, and in a forked process, nothing is found and nothing is written.
+    keys.py); K/V is uint8 [n, token_bytes]. ValueError for a folder that cannot be used. When it is closed, and in a forked
+    process, nothing is found and nothing is written.
     """
 
     def __init__(
@@ -91,18 +85,12 @@ class FileStore:
         token_bytes: int,
         block_size: int,
         *,
-        trust: bool = False,
         file_bytes: int = FILE_BYTES,
         queued_bytes: int = QUEUED_BYTES,
         bytes_per_second: float | None = BYTES_PER_SECOND,
         operations: Callable[[int], FileOperations] = FileOperations,
         clock: Callable[[], float] = time.monotonic,
     ):
-        limits: dict[str, float | None] = {"max_bytes": max_bytes, "token_bytes": token_bytes, "block_size": block_size}
-        limits |= {"file_bytes": file_bytes, "queued_bytes": queued_bytes, "bytes_per_second": bytes_per_second}
-        for name, value in limits.items():
-            if value is not None and not value >= 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
         self.block_size, self.token_bytes, self.max_bytes, self._clock = block_size, token_bytes, max_bytes, clock
         self._lock, self._offered = threading.Lock(), Counter[bytes]()  # the keys of blocks that are not written yet
         fields: dict[str, Field] = {"format": VERSION, "package": __version__}
@@ -110,10 +98,10 @@ class FileStore:
         self.fingerprint = fingerprint(
             {**{f"engine: {name}": each for name, each in fingerprint_fields.items()}, **fields}
         )
-        self._operations = operations(open_folder(folder, trust))
-        opened = Folder(self._operations, FileFormat(self.fingerprint, token_bytes), max_bytes, trust)
+        self._operations = operations(open_folder(folder))
+        opened = Folder(self._operations, FileFormat(self.fingerprint, token_bytes), max_bytes)
         per_file = max(1, file_bytes // (block_size * token_bytes))
-        self._blocks = BlockFiles(opened, block_size, per_file, clock)
+        self._blocks = BlockFiles(opened, block_size, per_file)
         self._reader = Worker("nanoinfer reads K/V", clock=clock)
         self._writer = Worker("nanoinfer writes K/V", queued_bytes, clock)
         self._pace, self._hurry = Pace(bytes_per_second, clock), threading.Event()
@@ -134,7 +122,6 @@ class FileStore:
         It looks into memory only. While one read takes more than `STALLED_S` seconds, nothing matches. What other
         processes write is noticed a moment later (see `refresh`).
         """
-        self._check_blocks(start=start)
         if not self._works() or self._reader.busy_for() > STALLED_S:
             return start
         if self._looking.done() and self._clock() - self._looked_at > LOOK_AGAIN_S:
@@ -173,18 +160,16 @@ class FileStore:
         """What there is, and what has been done."""
         if os.getpid() != self._process:
             return FileStats()
-        return replace(self._blocks.stats(), queued_bytes=self._writer.load)
+        return self._blocks.stats()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, end: int) -> np.ndarray | None:
         """The K/V of tokens `start..end`, whole blocks: uint8 [n, token_bytes], for the first n of them; None: for none."""
-        self._check_blocks(start=start, end=end)
         return self._blocks.read(namespace, as_tokens(tokens), start, end) if self._works() else None
 
     def fetch(self, namespace: bytes, tokens: np.ndarray | Sequence[int], start: int, end: int) -> Fetch:
         """`read` in the reader's thread. It returns at once."""
-        self._check_blocks(start=start, end=end)
         kv = Future[np.ndarray | None]()
         job = _job(self._blocks.read, kv, namespace, as_tokens(tokens).copy(), start, end)
         if not self._works() or not self._reader.put(job, 0, kv.cancel):
@@ -302,22 +287,12 @@ class FileStore:
     def _works(self) -> bool:
         return not self._is_closed and os.getpid() == self._process
 
-    def _check_blocks(self, **positions: int) -> None:
-        for name, position in positions.items():
-            if position < 0 or position % self.block_size:
-                raise ValueError(f"{name}={position}: must be a multiple of block_size={self.block_size}")
-
     def _checked(self, namespace: bytes, tokens: object, start: int, kv: np.ndarray) -> np.ndarray:
-        self._check_blocks(start=start, end=start + len(kv))
         known = as_tokens(tokens).copy()
-        if not len(kv) or len(known) != start + len(kv):
-            raise ValueError(
-                f"tokens: {len(known)}, must be as many as start={start} and the {len(kv)} of kv, at least 1"
-            )
-        if kv.dtype != np.uint8 or kv.shape != (len(kv), self.token_bytes):
-            raise ValueError(f"kv: {kv.dtype} {list(kv.shape)}, must be uint8 {[len(kv), self.token_bytes]}")
-        if len(namespace) > MOST_BYTES:
-            raise ValueError(f"namespace: {len(namespace)} bytes, must be at most {MOST_BYTES}")
+        assert kv.dtype == np.uint8
+        assert kv.shape == (len(known) - start, self.token_bytes)
+        assert start % self.block_size == len(known) % self.block_size == 0
+        assert len(namespace) <= MOST_BYTES
         return known
 
 
