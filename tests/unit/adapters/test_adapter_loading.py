@@ -10,7 +10,6 @@ from safetensors import safe_open
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.adapters import peft_files
-from nanoinfer.errors import AdapterError, InvalidRequestError
 from nanoinfer.model.layers.low_rank import RANKS, CppLowRank
 from nanoinfer.model.loader import load_model
 from tests.helpers.adapters import save_adapter
@@ -66,27 +65,6 @@ def test_what_a_handler_raises_comes_out_as_it_is_and_nothing_is_loaded(
     assert not llm.adapters
     llm.load_adapter("one", folder)  # the name is free
     llm.unload_adapter("one")
-
-
-@pytest.mark.parametrize("name", ["\ud800", "a\udcff"])
-def test_a_name_that_no_answer_could_have_in_it_is_refused(name: str, llm: LLM, folder: Path) -> None:
-    with pytest.raises(AdapterError, match=r"must be text that is not empty, without lone surrogates$"):
-        llm.load_adapter(name, folder)
-    assert not llm.adapters
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"adapter": "nope"}, "prompts: adapter='nope': no such adapter; loaded: none"),
-        ({"timeout_s": -1}, "prompts: timeout_s=-1: must be None or"),
-        ({"extra_key": {}}, "prompts: extra_key={}: must be"),
-        ({"params": SamplingParams(stop_token_ids=[10**9])}, "prompts: stop_token_ids: token id 1000000000"),
-    ],
-)
-def test_what_is_wrong_is_refused_without_any_prompt_too(given: dict[str, Any], named: str, llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match=f"^{named}"):
-        llm.generate([], **given)
 
 
 @pytest.mark.cpu
