@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -122,15 +121,11 @@ def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> 
             f"the folder for compiled kernels, {folder}, cannot be created or written to ({error.strerror}); set "
             "NANOINFER_CACHE to another folder"
         ) from error
-    began = time.monotonic()
-    _tell("nanoinfer: compiling its kernels for this processor, which happens once ")
+    print("nanoinfer: compiling its kernels for this processor, which happens once", file=sys.stderr, flush=True)
     with workplace as temporary:
         object_file, library_file = f"{temporary}/kernels.o", f"{temporary}/kernels.so"
-        try:
-            _run([*compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
-            _run([*compiler, "-shared", object_file, "-o", library_file])
-        finally:
-            _tell(f" {time.monotonic() - began:.0f} s\n")
+        _run([*compiler, *flags, "-c", str(SOURCES / "kernels.cpp"), "-o", object_file])
+        _run([*compiler, "-shared", object_file, "-o", library_file])
         built = folder / f"{name}-{_digest(Path(library_file).read_bytes())}.so"
         os.replace(library_file, built)
     for damaged in folder.glob(f"{name}-*.so"):
@@ -141,28 +136,13 @@ def _compile(compiler: list[str], flags: list[str], folder: Path, name: str) -> 
 
 
 def _run(command: list[str]) -> None:
-    """Run a compiler, and draw a dot for every second that it takes."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as run:
-        try:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    said, _ = run.communicate(timeout=1.0)
-                    break
-                _tell(".")
-        except BaseException:
-            run.kill()
-            raise
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
     if run.returncode:
-        lines = said.strip().splitlines() or ["no message"]
+        lines = run.stdout.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
         raise KernelsUnavailableError(f"{command[0]} failed: {first}")
-
-
-def _tell(text: str) -> None:
-    """To whoever waits, in a terminal or a notebook: a part of one line on standard error."""
-    print(text, end="", file=sys.stderr, flush=True)
 
 
 def _cache_directory() -> Path:

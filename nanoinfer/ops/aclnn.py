@@ -7,7 +7,6 @@ default formula, "by_row".
 Source: seed 003; CANN's pages of both interfaces, and the checks of its ops-nn, `advance_step` tiling.
 """
 
-import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,5 +220,4 @@ def _status(error: Exception) -> AclnnStatus:
         code = ACLNN_ERR_INNER_TILING_ERROR
     elif isinstance(error, (RuntimeError, MemoryError)):
         code = ACLNN_ERR_RUNTIME_ERROR
-    text = traceback.format_exception_only(error)[0].strip()  # "type: message", even where str(error) raises
-    return AclnnStatus(code, text.partition(": ")[2] if isinstance(error, ValueError) else text)
+    return AclnnStatus(code, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")

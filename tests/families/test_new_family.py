@@ -143,30 +143,3 @@ def test_norm_offsets_are_added_once_and_only_where_a_family_has_them(checkpoint
         norms = LLM(path, max_total_tokens=64).model.model.model.norm.weight
         assert torch.equal(norms, oracle(path).model.norm.weight + offset)
     assert bool((random_model(num_hidden_layers=1, hidden_size=64, vocab_size=64).model.model.norm.weight == 1.0).all())
-
-
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        ("nanoinfer.model.nowhere", "MODEL_FAMILIES.*Mine.*No module named 'nanoinfer.model.nowhere'"),
-        ("nanoinfer.model.llama", "MODEL_FAMILIES.*Mine.*has no attribute 'Mine'"),
-    ],
-)
-def test_a_family_that_is_not_where_its_entry_says_is_refused_by_name(
-    family: str, message: str, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MODEL_FAMILIES, "Mine", family)
-    with pytest.raises(UnsupportedModelError, match=message):
-        LLM(edited(checkpoint("llama"), tmp_path / "mine", architectures=["Mine"]))
-
-
-def test_a_model_type_that_transformers_does_not_know_is_refused_with_the_file(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Mine(LlamaForCausalLM):
-        model_type = "mine_type"
-
-    monkeypatch.setitem(MODEL_FAMILIES, "Mine", Mine)
-    path = edited(checkpoint("llama"), tmp_path / "mine", architectures=["Mine"], model_type="mine_type")
-    with pytest.raises(UnsupportedModelError, match=r"config\.json: .*mine_type"):
-        LLM(path)

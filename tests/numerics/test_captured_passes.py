@@ -13,7 +13,7 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.model.attention import select_attention_backend
-from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses, coarse_size, padded_size
+from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.llama import DecoderLayer
@@ -146,17 +146,6 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
         within = np.setdiff1d(free, beyond)
         assert torch.equal(after[within], kept[layer][within])
         assert (after[beyond] == 7.0).all(), "the last token has no K/V yet"
-
-
-def test_passes_of_drafts_have_few_sizes() -> None:
-    sizes = [coarse_size(n) for n in range(1, 257)]
-    small = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
-    assert sorted(set(sizes)) == [*small, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256]
-    assert all(n <= size <= 1.25 * n for n, size in enumerate(sizes, start=1))
-
-
-def test_sizes_are_exact_for_small_batches_and_rounded_for_large_ones():
-    assert [padded_size(n) for n in (1, 2, 15, 16, 17, 20, 21, 64, 65, 100)] == [1, 2, 15, 16, 20, 20, 24, 64, 80, 112]
 
 
 def test_a_row_that_has_ended_stores_nothing(checkpoint: Checkpoint):

@@ -20,7 +20,7 @@ from nanoinfer.model import cuda_passes
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.cuda_passes import WARM_UPS, CudaPass, CudaPasses, padded_size, select_captured_passes
+from nanoinfer.model.cuda_passes import WARM_UPS, CudaPass, CudaPasses, select_captured_passes
 from nanoinfer.model.families import find_family
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
@@ -136,15 +136,6 @@ def test_what_cannot_be_captured_is_said_and_leaves_the_stream_as_it_was(cuda: F
     assert len(passes.record(lambda: (number * 2,))[1]) == 1  # the next capture is not locked out
 
 
-def test_an_error_in_a_warm_up_is_told_too(cuda: FakeCuda):
-    def compute() -> tuple[torch.Tensor]:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-
-    with pytest.raises(NotCapturableError, match="no CUDA graph: CUDA out of memory"):
-        CudaPasses(runner_on("cuda")).record(compute)
-    assert cuda.stream_now.name == "main"
-
-
 # --- which passes are captured ---------------------------------------------------------------------------------------
 
 
@@ -161,21 +152,6 @@ def test_on_cuda_passes_are_captured_as_graphs_unless_one_asks_for_none(cuda: Fa
     for other in ({"kernels": "mine"}, {"backend": "mine"}):
         with pytest.raises(KernelsUnavailableError, match=r"^capture=True: its \w+ (is|are) mine, and only torch"):
             select_captured_passes(True, runner_on("cuda", **other))
-
-
-def test_longer_sequences_than_a_row_run_as_before():
-    passes = CudaPasses(runner_on("cuda"))
-    one, long = torch.ones(1, dtype=torch.int32), torch.full((1,), 65, dtype=torch.int32)
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.DECODE, input_ids=one, req_pool_indices=one, seq_lens=long, out_cache_loc=one
-    )
-    assert passes.forward(batch) is None
-    assert (passes.reason, passes.passes) == ("", {})
-
-
-def test_sizes_are_far_apart():
-    sizes = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 48, 100: 112}
-    assert {n: padded_size(n) for n in sizes} == sizes
 
 
 # --- on the CPU ------------------------------------------------------------------------------------------------------
@@ -328,24 +304,6 @@ def test_quantized_products_need_nothing_from_the_host(quantization: str):
     x = torch.empty(3, 64, device=META)
     with FakeGraph():
         assert weights.multiply(x).shape == (3, 48)
-
-
-@pytest.mark.parametrize(
-    ("device", "reads"),
-    [
-        (CPU, lambda lens: lens.max().item()),
-        (CPU, lambda lens: lens[[0, 1]]),
-        (CPU, lambda lens: torch.tensor([1, 2], device=lens.device)),
-        (META, lambda lens: lens[lens > 0]),
-        (META, lambda lens: lens.tolist()),
-        (META, lambda lens: lens.to("cpu")),
-        (META, lambda lens: torch.ones(2).to(lens.device)),
-    ],
-)
-def test_the_stand_in_finds_out_what_needs_the_host(device: torch.device, reads: Callable[[torch.Tensor], Any]):
-    lens = torch.ones(3, device=device)
-    with pytest.raises((RuntimeError, NotImplementedError), match=r"not permitted|meta"), FakeGraph():
-        reads(lens)
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

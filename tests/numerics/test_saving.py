@@ -10,7 +10,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.kv_files import kv_files, look
 from tests.helpers.oracles import VOCAB, make_model
-from tests.helpers.storeys import disk_of, storey_of
+from tests.helpers.storeys import disk_of
 from tests.helpers.tiny_llm import tiny_llm
 
 CHATS = np.random.default_rng(3).integers(0, VOCAB, size=(6, 48)).tolist()
@@ -152,41 +152,6 @@ def test_what_another_process_has_removed_is_written_again(tmp_path: Path, model
     assert in_files(llm) == [0, 1]
 
 
-def test_one_refusal_does_not_end_a_save(tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = llm_in(tmp_path / "kv", model)
-    served(llm, 0, 1)
-    writer = disk_of(llm.engine)._store._writer
-    put, refused = writer.put, list[bool]()
-    monkeypatch.setattr(
-        writer, "put", lambda job, weight=0: put(job, weight) if refused or not weight else bool(refused.append(True))
-    )
-    assert llm.save_cache() == 0
-    assert refused
-    assert in_files(llm) == [0, 1]
-
-
-def test_what_was_offered_is_not_offered_again_while_it_waits_and_is_when_it_was_refused(
-    tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = llm_in(tmp_path / "kv", model)
-    served(llm, 0, 1, 2, 3)
-    disk, (block, *_) = disk_of(llm.engine), list(storey_of(llm.engine).index)
-    offered = list[int]()
-    monkeypatch.setattr(disk._store._writer, "put", lambda job, weight=0: offered.append(weight))  # refuses
-    disk.offer(block)
-    disk.offer(block)
-    assert len(offered) == 2
-    monkeypatch.setattr(
-        disk._store._writer, "put", lambda job, weight=0: offered.append(weight) or True
-    )  # never does it
-    disk.offer(block)
-    disk.offer(block)
-    assert len(offered) == 3
-    assert block.parent is not None
-    disk.offer(block.parent)
-    assert len(offered) == 3, "it was in the same run"
-
-
 def test_a_forked_process_asks_for_no_lock_of_the_writers(tmp_path: Path, model: LoadedModel) -> None:
     llm = llm_in(tmp_path / "kv", model)
     served(llm, 0)
@@ -248,17 +213,3 @@ def test_a_save_ends_when_its_time_is_up(tmp_path: Path, model: LoadedModel, mon
     monkeypatch.setattr(saving, "_clock", lambda: float(next(now)))
     assert llm.save_cache(timeout_s=2.5) >= 2 * BLOCKS
     assert in_files(llm) == [2], "what was used last comes first"
-
-
-def test_nothing_is_copied_for_a_queue_that_is_full(
-    tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = llm_in(tmp_path / "kv", model, host_cache_tokens=BLOCKS)
-    storey, store = storey_of(llm.engine), disk_of(llm.engine)._store
-    monkeypatch.setattr(store._writer, "_most", 0)
-    monkeypatch.setattr(storey.memory, "read", None)
-    served(llm, 0, 1, 2, 3, 4)
-    assert store.stats().lost > 0
-    monkeypatch.undo()
-    served(llm, 5, 0)
-    assert in_files(llm), "and when there is room again, that is used"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nanoinfer import LLM
 from nanoinfer.model.layers import low_rank
@@ -128,21 +127,6 @@ def test_an_adapter_has_one_pool(checkpoint: Checkpoint) -> None:
         other.engine.adapters.pool.obtain(foreign, ())
     assert other.engine.adapters.pool.obtain(foreign.again(), ()) in (True, False)
     assert [output.logprobs for output in outputs(llm)] == wanted
-
-
-@pytest.mark.cpu
-def test_inference_mode_changes_nothing(checkpoint: Checkpoint) -> None:
-    need_cpp("float32")  # the same bits in any batch
-    llm = LLM(
-        checkpoint("llama"),
-        max_total_tokens=512,
-        max_adapters_on_device=1,
-        adapters=three_adapters(checkpoint("llama")),
-    )
-    with torch.inference_mode():
-        first = outputs(llm)
-    assert [output.logprobs for output in outputs(llm)] == [output.logprobs for output in first]
-    llm.unload_adapter("large")
 
 
 @pytest.mark.slow

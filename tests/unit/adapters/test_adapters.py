@@ -1,5 +1,7 @@
-"""Adapters of an engine: loaded and unloaded by name, refused by name, never mixed up in the cache."""
+"""Adapters of an engine: loaded and unloaded by name, all or nothing, refused by name, never mixed up in the cache."""
 
+import re
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,11 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from nanoinfer import LLM, AsyncEngine
+from nanoinfer.adapters import peft_files
 from nanoinfer.errors import AdapterError, InvalidRequestError
+from nanoinfer.model.layers.low_rank import RANKS, CppLowRank
+from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
-from tests.helpers.adapters import MIXED, NAMES, PARAMS, PROMPTS, Name, outputs, three_adapters
+from tests.helpers.adapters import MIXED, NAMES, PARAMS, PROMPTS, Name, outputs, save_adapter, three_adapters
+from tests.helpers.interrupts import raising
 from tests.helpers.kernels import need_cpp
 from tests.helpers.waiting import run
 
@@ -64,7 +71,7 @@ def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint) -> None
     assert [*llm.adapters] == ["small", "some"]
     llm.engine.abort(request_id)
     llm.unload_adapter("small")
-    with pytest.raises(AdapterError, match="adapter='small': no such adapter; loaded: 'some'; None is the base model"):
+    with pytest.raises(AdapterError, match="adapter='small'"):
         llm.unload_adapter("small")
     llm.engine.check_integrity()
 
@@ -78,38 +85,29 @@ def test_a_request_that_was_prepared_before_its_adapter_was_unloaded_is_refused(
     assert not llm.engine.has_unfinished()
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("small", "adapter 'small': is loaded already, from .*small; unload it first"),
-        ("base", "adapter 'base': this name is the base model's; choose another"),
-        ("", "adapter '': a name must be text that is not empty"),
-        (3, "adapter 3: a name must be text that is not empty"),
-    ],
-)
-def test_a_name_that_cannot_be_is_refused(name: Any, problem: str, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("name", ["small", "base", "", 3, "\ud800", "a\udcff"])
+def test_a_name_that_cannot_be_is_refused(name: Any, checkpoint: Checkpoint) -> None:
     llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
-    with pytest.raises(AdapterError, match=problem):
+    with pytest.raises(AdapterError, match=f"adapter {re.escape(repr(name))}"):
         llm.load_adapter(name, three_adapters(checkpoint("llama"))["some"])
     assert [*llm.adapters] == [*NAMES]
 
 
 def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpoint) -> None:
     llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
-    missing = "no such adapter; loaded: 'small', 'large', 'some'; None is the base model"
-    with pytest.raises(InvalidRequestError, match=f"prompt 1: adapter='x': {missing}"):
+    with pytest.raises(InvalidRequestError, match="prompt 1: adapter='x'"):
         llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
-    with pytest.raises(ValueError, match="adapter: 1 for 2 prompts; must be one for all, or one per prompt"):
+    with pytest.raises(ValueError, match="adapter: 1 for 2"):
         llm.generate([[5], [6]], PARAMS, adapter=["small"])
     for wrong in (5, True, b"small", {"small"}, {"small": 1}):
-        with pytest.raises(ValueError, match=r"prompt 0: adapter=.*: must be a name, or None for the base model"):
+        with pytest.raises(ValueError, match="prompt 0: adapter="):
             llm.generate([[5]], PARAMS, adapter=wrong)  # type: ignore[arg-type]
     for wrong in (["small"], "small", 3):
-        with pytest.raises(ValueError, match=r"adapters=.*: must be folders by name"):
+        with pytest.raises(ValueError, match="adapters="):
             LLM("/nowhere", adapters=wrong)  # type: ignore[arg-type]
-    with pytest.raises(AdapterError, match="adapter None: must be the path of a folder"):
+    with pytest.raises(AdapterError, match="adapter None"):
         llm.load_adapter("y", None)  # type: ignore[arg-type]
-    with pytest.raises(AdapterError, match=r"adapter '/nowhere': no such folder"):
+    with pytest.raises(AdapterError, match="adapter '/nowhere'"):
         llm.load_adapter("y", "/nowhere")
     assert not llm.engine.has_unfinished()
     assert llm.generate([5], PARAMS, adapter="base")[0].logprobs == llm.generate([5], PARAMS)[0].logprobs
@@ -200,9 +198,7 @@ def test_a_generator_takes_no_more_adapters_than_it_has_room_for_and_stays_as_it
     generator = GeneratorTorch(checkpoint("llama"))
     first, second, *_ = paths
     generator.adapters.load(first, paths[first])
-    with pytest.raises(
-        AdapterError, match=f"adapter '{second}': 1 are loaded, must not exceed the 1 that there is room"
-    ):
+    with pytest.raises(AdapterError, match=f"adapter '{second}': 1"):
         generator.adapters.load(second, paths[second])
     assert list(generator.adapters) == [first]
     generator.adapters.unload(first)
@@ -214,3 +210,75 @@ def test_a_generator_takes_no_more_adapters_than_it_has_room_for_and_stays_as_it
     kv, one = generator.new_kv_cache(1, 8), torch.zeros(1, dtype=torch.int64)
     logits = generator.forward_tensor(one, one, True, kv, one[None], one, one + 1, 1, adapter_ids=[second])
     assert logits.isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[..., Path]) -> LLM:
+    return LLM(checkpoint("llama"), max_total_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = load_model(checkpoint("llama"), kernels="torch").model
+    return save_adapter(tmp_path_factory.mktemp("adapter") / "one", network)
+
+
+class InterruptedFile:
+    """A file of safetensors, and a signal that arrives as its method `at` is called."""
+
+    at = ""
+
+    def __init__(self, *args: Any, **options: Any):
+        self._file = safe_open(*args, **options)
+
+    def __enter__(self) -> "InterruptedFile":
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self.__getattr__("__exit__")(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.at:
+            signal.raise_signal(signal.SIGUSR1)
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["keys", "get_slice", "get_tensor", "__exit__"])
+def test_what_a_handler_raises_comes_out_as_it_is_and_nothing_is_loaded(
+    kind: type[BaseException], at: str, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, raising(signal.SIGUSR1, kind):
+        patch.setattr(InterruptedFile, "at", at)
+        patch.setattr(peft_files, "safe_open", InterruptedFile)
+        with pytest.raises(kind, match=r"^SIGUSR1$") as caught:
+            llm.load_adapter("one", folder)
+    assert type(caught.value) is kind
+    assert not llm.adapters
+    llm.load_adapter("one", folder)  # the name is free
+    llm.unload_adapter("one")
+
+
+@pytest.mark.cpu
+def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    need_cpp("float32")
+    network = load_model(checkpoint("llama"), kernels="torch").model
+    llm = LLM(checkpoint("llama"), max_total_tokens=256, kernels="cpp", attention_backend="cpp")
+    pool = llm.engine.adapters.pool
+    wanted = {}
+    for name, rank in (("small", 4), ("large", 50), ("middle", 20)):
+        llm.load_adapter(name, save_adapter(tmp_path / name, network, rank, rank, ["q_proj"]))
+        wanted[name] = llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids
+
+    def rooms() -> set[int]:
+        return {table.most_ranks for table in pool.tables.values() if isinstance(table, CppLowRank)}
+
+    assert rooms() == {56}
+    for leaves, left in (("large", 24), ("middle", RANKS), ("small", RANKS)):
+        version = pool.version
+        llm.unload_adapter(leaves)
+        assert rooms() == {left}
+        assert (pool.version > version) == (leaves != "small")  # passes captured with more room are captured anew
+        for name in llm.adapters:
+            assert llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids == wanted[name]

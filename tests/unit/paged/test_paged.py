@@ -210,14 +210,6 @@ def test_index_tensors_may_be_int32_and_views(generator: GeneratorTorch, expecte
     close(generator.forward_tensor(**arguments), torch.cat((expected(PROMPTS[0]), expected(PROMPTS[1]))))
 
 
-def test_kv_may_be_stored_with_other_strides(generator: GeneratorTorch, expected: Callable[..., torch.Tensor]) -> None:
-    """Head-major, as some engines store it: the blocks are a view with heads outermost in memory."""
-    caller = Caller(generator, 16, 4)
-    caller.kv_cache = [tuple(torch.zeros(2, 64, 16).transpose(0, 1).view(16, 4, 2, 16) for _ in "KV") for _ in range(3)]
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
-    close(caller.decode({0: [9], 1: [8]}), torch.stack([expected(caller.tokens[i])[-1] for i in (0, 1)]))
-
-
 def test_bfloat16_is_close_to_float32(generators: Callable[..., GeneratorTorch]) -> None:
     logits = []
     for dtype in ("bfloat16", "float32"):
@@ -229,19 +221,6 @@ def test_bfloat16_is_close_to_float32(generators: Callable[..., GeneratorTorch])
     assert logits[0].dtype == torch.bfloat16
     similarity = torch.nn.functional.cosine_similarity(logits[0].float(), logits[1], dim=-1)
     assert similarity.min() > 0.99
-
-
-def test_a_new_cache_has_a_pair_for_each_layer(generator: GeneratorTorch) -> None:
-    kv_cache = generator.new_kv_cache(5, 16)
-    assert [tuple(tensor.shape) for pair in kv_cache for tensor in pair] == [(5, 16, 2, 16)] * 6
-    assert not any(tensor.any() for pair in kv_cache for tensor in pair)
-
-
-def test_the_bundled_model_by_name_and_no_gradients() -> None:
-    generator = GeneratorTorch("story")
-    logits = Caller(generator, 4, 4).prefill({0: [5, 6, 7]})
-    assert logits.shape == (3, generator.model.config.vocab_size)
-    assert not logits.requires_grad
 
 
 def test_a_pool_of_another_model_is_refused(generator: GeneratorTorch) -> None:
