@@ -1,7 +1,6 @@
 """Keywords: names of other engines that mean the same as ours, and the nearest names for a keyword that nobody knows."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
@@ -51,19 +50,6 @@ ALIASES = {
 C = TypeVar("C", bound=Callable[..., Any])
 CLOSE = 0.81  # difflib's ratio from which names count as similar; more than that of `top_n` and `top_p`, which differ
 LONGEST = 60  # characters of a name that are compared: with more, it takes time, and they are no slip of the pen
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A field of other servers that does not exist here, with a sentence that says what to use instead. `harmless`: values
-    that ask for what happens here anyway."""
-
-    sentence: str
-    harmless: tuple[object, ...] = ()
-
-    def accepts(self, value: object) -> bool:
-        """True when `value` is one of the harmless ones. The types must be equal, too: True is not 1."""
-        return any(type(value) is type(same) and value == same for same in self.harmless)
 
 
 def with_aliases(called: C, more: Iterable[str] = ()) -> C:

@@ -7,9 +7,8 @@ from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from nanoinfer.errors import AdapterError
-from nanoinfer.requests.keywords import Elsewhere
 from nanoinfer.server.errors import ApiError, bad_request
-from nanoinfer.server.fields import Strict
+from nanoinfer.server.fields import Elsewhere, Strict
 from nanoinfer.server.service import Service
 
 

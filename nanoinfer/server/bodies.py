@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
-from nanoinfer.requests.keywords import Elsewhere
-from nanoinfer.server.fields import Items, Label, Strict
+from nanoinfer.server.fields import Elsewhere, Items, Label, Strict
 
 Stop = Annotated[
     Any,

@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from nanoinfer.requests.keywords import CLOSE, LONGEST, Elsewhere
+from nanoinfer.requests.keywords import CLOSE, LONGEST
 
 logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
@@ -17,6 +18,19 @@ Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: 
 MOST_ITEMS = 10_000  # in a list, however large the body may be; server settings have lower limits for some
 # A list is read up to the first item that is wrong: pydantic would make an object for each one, which takes seconds.
 Items = Annotated[list[T], Field(fail_fast=True, max_length=MOST_ITEMS)]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A field of other servers that does not exist here, with a sentence that says what to use instead. `harmless`: values
+    that ask for what happens here anyway."""
+
+    sentence: str
+    harmless: tuple[object, ...] = ()
+
+    def accepts(self, value: object) -> bool:
+        """True when `value` is one of the harmless ones. The types must be equal, too: True is not 1."""
+        return any(type(value) is type(same) and value == same for same in self.harmless)
 
 
 def shown(name: str) -> str:

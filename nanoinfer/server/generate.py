@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field, WithJsonSchema
 from starlette.responses import Response
 
-from nanoinfer.requests.keywords import ALIASES, Elsewhere
+from nanoinfer.requests.keywords import ALIASES
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.bodies import UNSUPPORTED, Prompts
 from nanoinfer.server.errors import ApiError, bad_request
-from nanoinfer.server.fields import Label, Strict, did_you_mean, note_ignored
+from nanoinfer.server.fields import Elsewhere, Label, Strict, did_you_mean, note_ignored
 from nanoinfer.server.generation import Generation, Wish
 from nanoinfer.server.logprobs import LEAST, Entry
 from nanoinfer.server.notes import notes_of
@@ -24,6 +24,12 @@ from nanoinfer.server.wishes import encode_prompts, several_prompts
 
 DEFAULT_TOKENS = 128  # SGLang's
 KNOWN = {*OURS, *(theirs for theirs, ours in ALIASES.items() if ours in OURS)}
+NOT_IN_PARAMS = UNSUPPORTED | {
+    "response_format": Elsewhere("use json_schema, regex, grammar or choice", (None,)),
+    **dict.fromkeys(
+        ("return_logprob", "top_logprobs_num", "stream"), Elsewhere("give it beside sampling_params", (None, False, 0))
+    ),
+}
 MOST_PARAMS = 100  # fields of sampling_params; there are fewer
 Ids = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "null"}]})]
 
@@ -104,9 +110,10 @@ def _sampling_fields(given: dict[str, Any]) -> dict[str, Any]:
     """The fields that SamplingParams may judge. Null means absent, and what resembles none of theirs is ignored."""
     fields = {name: value for name, value in given.items() if value is not None}
     for name in [name for name in fields if name not in KNOWN]:
-        if name in UNSUPPORTED and not UNSUPPORTED[name].accepts(fields[name]):
-            raise bad_request(f"{name}: is not supported: {UNSUPPORTED[name].sentence}", name)
-        if name in UNSUPPORTED or not did_you_mean(name, KNOWN):
+        elsewhere = NOT_IN_PARAMS.get(name)
+        if elsewhere is not None and not elsewhere.accepts(fields[name]):
+            raise bad_request(f"{name}: is not supported in sampling_params: {elsewhere.sentence}", name)
+        if elsewhere is not None or not did_you_mean(name, KNOWN):
             note_ignored(name)
             del fields[name]
     return fields

@@ -148,7 +148,7 @@ def test_a_near_miss_is_told_what_was_meant(
     server: Running, path: str, body: dict[str, Any], param: str | None, meant: str
 ) -> None:
     error = refusal(server, path, body)
-    assert repr(meant) in error["message"]
+    assert meant in error["message"]
     assert param is None or (error["param"], error["code"]) == (param, "unknown_field")
 
 
@@ -227,6 +227,12 @@ def test_a_wrong_base_url_is_told(server: Running, path: str, right: str | None)
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
     assert (f"did you mean {right}?" in message) == (f"{server.url}/v1" in message) == (right is not None)
+
+
+@pytest.mark.parametrize("given", [{"response_format": {}}, {"return_logprob": True}, {"stream": True}, {"best_of": 2}])
+def test_what_would_change_an_answer_is_refused_in_sampling_params(server: Running, given: dict[str, Any]) -> None:
+    (name,) = given
+    assert refusal(server, "/generate", {"text": "x", "sampling_params": given})["param"] == name
 
 
 def test_prompts_with_the_same_limits_share_their_params(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_wrong_value_is_named_and_left_out_on_request(
     name: str, value: object, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     path = saying({name: value}, checkpoint, tmp_path)
-    with pytest.raises(UnsupportedModelError, match=f"generation_config.json: {name}={value!r}: must be"):
+    with pytest.raises(UnsupportedModelError, match=f"generation_config.json: {name}="):
         LLM(path)
     assert LLM(path, max_total_tokens=64, generation_config="none").model.sampling_defaults == {}
 
