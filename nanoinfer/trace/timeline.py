@@ -45,17 +45,15 @@ def timeline(
     trace: TraceData,
     *,
     title: str | None = None,
-    last: int | None = None,
+    caption: str | None = None,
     by: str = "step",
     steps: int | None = None,
     labels: Mapping[int, str] | None = None,
-    highlight: int | None = None,
-    occupancy: bool = False,
-    caption: str | None = None,
+    **options: Any,
 ) -> Picture:
     """`viz.timeline`, which documents the options and the errors."""
     sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}", caption=caption)
-    return sheet.picture(draw_timeline(sheet, trace, last, by, steps, labels or {}, highlight, occupancy))
+    return sheet.picture(draw_timeline(sheet, trace, by=by, width=steps, names=labels or {}, **options))
 
 
 def draw_timeline(
@@ -74,13 +72,11 @@ def draw_timeline(
         raise ValueError("trace: has no steps yet")
     if by not in ("step", "time"):
         raise ValueError(f"by={by!r}: must be 'step' or 'time'")
-    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
-        raise ValueError(f"last={last!r}: must be None or an integer of at least 1")
+    if last is not None and last < 1:
+        raise ValueError(f"last={last!r}: must be at least 1")
     steps = steps[-last:] if last is not None else steps
-    if width is not None and (by != "step" or isinstance(width, bool) or not isinstance(width, int)):
-        raise ValueError(f"steps={width!r}: must be None or an integer, and by='step'")
-    if width is not None and width < len(steps):
-        raise ValueError(f"steps={width}: must be at least the {len(steps)} that are drawn")
+    if width is not None and (by != "step" or width < len(steps)):
+        raise ValueError(f"steps={width}: must be at least the {len(steps)} that are drawn, and by='step'")
     for number in [*names, *([] if highlight is None else [highlight])]:
         if number not in range(len(trace.requests)):
             raise ValueError(f"labels, highlight: request {number!r} must be one of 0..{len(trace.requests) - 1}")
