@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from nanoinfer.terminal import room
 
 if TYPE_CHECKING:
-    from nanoinfer.bench.engines import EngineSpec
     from nanoinfer.bench.session import Settings
 
 # For help without torch.
@@ -102,9 +101,6 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     text = "also score the documents of this file, one JSON object per line (data/build/valid.jsonl)"
     quality.add_argument("--text", type=os.path.expanduser, metavar="FILE", help=text)
 
-    help = "time the way from starting Python to the first token"
-    add("startup", _startup, help, COMPARING, {**MODEL, **_rounds(5), **USUAL})
-
     help = "serve a batch with the base model and with one or many LoRA adapters: what they cost"
     counts = {
         "--ranks": ([8, 64], "ranks of adapters"),
@@ -155,7 +151,7 @@ def _path(args: argparse.Namespace) -> Path:
     return resolve_model_path(args.model)
 
 
-def _settings(args: argparse.Namespace, engines: "Sequence[EngineSpec] | None" = None) -> "Settings":
+def _settings(args: argparse.Namespace, engines: Sequence[Any] | None = None) -> "Settings":
     """The settings that the options describe. `engines`: instead of nanoinfer and those of --compare. ValueError naming an
     option that is wrong."""
     from nanoinfer.bench.engines import parse_engines
@@ -239,27 +235,16 @@ def _serve(args: argparse.Namespace) -> None:
     from nanoinfer.bench.processes import EngineFailure
     from nanoinfer.bench.serve.figures import Goodput
     from nanoinfer.bench.serve.report import format_serve
-    from nanoinfer.bench.serve.servers import NULL_SERVER, OURS, parse_server
-    from nanoinfer.bench.serve.session import ServeSettings, measure_serve, start_results
+    from nanoinfer.bench.serve.servers import parse_servers
+    from nanoinfer.bench.serve.session import Loads, measure_serve, start_results
     from nanoinfer.bench.serve.traffic import Lengths
 
-    _settings(args, [])  # says what is out of range
-    settings = ServeSettings(
-        [OURS, *map(parse_server, args.compare), NULL_SERVER],
-        args.concurrency,
-        args.rates,
-        args.seconds,
-        args.rounds,
-        args.threads,
-        args.seed,
-        Lengths(new_tokens=args.new_tokens),
-        Goodput(args.ttft_ms, args.tpot_ms),
-        args.timeout,
-    )
-    path = _path(args)
-    results, keep = _begun(args, start_results(settings, path))
+    settings, path = _settings(args, parse_servers(args.compare)), _path(args)
+    lengths, goodput = Lengths(new_tokens=args.new_tokens), Goodput(args.ttft_ms, args.tpot_ms)
+    loads = Loads(args.concurrency, args.rates, args.seconds, lengths, goodput)
+    results, keep = _begun(args, start_results(path, loads, settings))
     try:
-        _show(format_serve(measure_serve(settings, path, results, keep)))
+        _show(format_serve(measure_serve(path, loads, settings, results, keep)))
     except EngineFailure as failure:
         raise ValueError(f"no server could be measured: {failure}") from failure
 
@@ -298,13 +283,6 @@ def _quality(args: argparse.Namespace) -> None:
     written = {Path(args.text).name: written_texts(path, Path(args.text), args.tokens)} if args.text else {}
     texts = {SAMPLED: sampled_texts(path, args.tokens, args.seed), **written}
     _show(format_quality(*measure_quality(path, Checkpoint.read(path).dtype, texts, settings)))
-
-
-def _startup(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.results import keeper
-    from nanoinfer.bench.startup import format_startup, measure_startup
-
-    _show(format_startup(measure_startup(_path(args), _settings(args), keeper(args.json))))
 
 
 def _adapters(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ Each way serves the same prompts in each round, one way after another, so that w
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,28 +40,11 @@ class Way:
 
     @property
     def name(self) -> str:
-        processes = f"{self.processes} process{'es' if self.processes > 1 else ''}"
-        return f"{processes}, {self.threads} thread{'s'[: self.threads > 1]} each"
+        processes = f"{self.processes} process{'es' * (self.processes > 1)}"
+        return f"{processes}, {self.threads} thread{'s' * (self.threads > 1)} each"
 
 
 WAYS = (Way(1, 1), Way(2, 1), Way(1, 2), Way(2, 2))
-
-
-@dataclass
-class ParallelResult:
-    """Speeds of one way: medians over rounds. A ratio is relative to the first way, in the same round. What cannot be
-    measured here is None: the waits of one process, memory without Linux."""
-
-    way: str
-    prefill_tokens_per_second: float
-    prefill_ratio: float
-    prefill_waits_share: float | None
-    decode_tokens_per_second: float
-    decode_ratio: float
-    decode_waits_share: float | None
-    weights_mib: float
-    memory_mib: float | None
-    tokens_equal: bool  # to the tokens of the first way
 
 
 @dataclass
@@ -116,22 +99,23 @@ class Candidate:
             outputs |= {out.request_id: out.token_ids for out in engine.step()}
         return Run(*prefill, time.perf_counter() - start, self.waits - waits, [outputs[i] for i in ids])
 
-    def result(self, first: "Candidate", prompt_tokens: int, decoded: int) -> ParallelResult:
-        """Beside the runs of the first way, in the same rounds."""
+    def result(self, first: "Candidate", prompt_tokens: int, decoded: int) -> dict[str, Any]:
+        """Medians over rounds. A ratio is relative to the `first` way, in the same round. What cannot be measured here is
+        None: the waits of one process, memory without Linux."""
         runs, pairs = self.runs, list(zip(first.runs, self.runs, strict=True))
         is_split = self.llm.model.split is not None
-        return ParallelResult(
-            self.way.name,
-            prompt_tokens / median(run.prefill for run in runs),
-            median(base.prefill / run.prefill for base, run in pairs),
-            median(run.prefill_waits / run.prefill for run in runs) if is_split else None,
-            decoded / median(run.decode for run in runs),
-            median(base.decode / run.decode for base, run in pairs),
-            median(run.decode_waits / run.decode for run in runs) if is_split else None,
-            weight_bytes(self.llm.model.model) / 2**20,
-            self.memory_mib,
-            all(run.tokens == first.runs[0].tokens for run in runs),
-        )
+        return {
+            "way": self.way.name,
+            "prefill_tokens_per_second": prompt_tokens / median(run.prefill for run in runs),
+            "prefill_ratio": median(base.prefill / run.prefill for base, run in pairs),
+            "prefill_waits_share": median(run.prefill_waits / run.prefill for run in runs) if is_split else None,
+            "decode_tokens_per_second": decoded / median(run.decode for run in runs),
+            "decode_ratio": median(base.decode / run.decode for base, run in pairs),
+            "decode_waits_share": median(run.decode_waits / run.decode for run in runs) if is_split else None,
+            "weights_mib": weight_bytes(self.llm.model.model) / 2**20,
+            "memory_mib": self.memory_mib,
+            "tokens_equal": all(run.tokens == first.runs[0].tokens for run in runs),
+        }
 
 
 def bench_parallel(
@@ -177,7 +161,7 @@ def bench_parallel(
                 run = candidate.run(prompts, new_tokens)
                 candidate.runs.extend([run] * (turn > 0))  # the first round warms up
         decoded = num_requests * (new_tokens - 1)
-        return [asdict(each.result(candidates[0], prompt_tokens, decoded)) for each in candidates]
+        return [each.result(candidates[0], prompt_tokens, decoded) for each in candidates]
     finally:
         torch.set_num_threads(before)
         for each in candidates:

@@ -13,7 +13,7 @@ LEGEND = """\
 Figures are medians over rounds. Each round runs a workload on all engines in shuffled order, one at a time, while the
 processes of the others are stopped. Ratios are computed within a round and shown as median (lowest..highest); above 1,
 nanoinfer is faster. TTFT: time from arrival to the first token, median over requests. TPOT: time between two tokens of
-a request, percentiles over all requests. Peak memory: memory of the engine's processes during the workload, including
+a request, percentiles over all requests. Peak memory: memory of the engine's process during the workload, including
 weights and K/V. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose
 output equals nanoinfer's with the same kind of weights."""
 

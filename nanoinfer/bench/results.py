@@ -26,7 +26,7 @@ def new_results(kind: str | int, settings: Mapping[str, Any], **more: Any) -> Re
         "machine": describe_machine(),
         "threads": settings["threads"],
         "rounds": settings["rounds"],
-        "settings": dict(settings),
+        "settings": json.loads(json.dumps(settings)),  # as the file has them
         **more,
     }
 
