@@ -116,15 +116,6 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
     }
     add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **_rounds(3), **USUAL})
 
-    help = "serve the same requests from one process, and from several that split the model"
-    sizes = {
-        "--requests": (4, "requests decoded together"),
-        "--prompt-tokens": (256, "tokens per prompt"),
-        **NEW_TOKENS,
-    }
-    parallel = add("parallel", _parallel, help, "--dtype --json", {**MODEL, **sizes, **_rounds(5)})
-    parallel.add_argument("--quantization", choices=["int8", "int4"], help="default: as in the checkpoint")
-
     seconds = {"--seconds": (12.0, "seconds of each workload's arrivals")}
     help = "compare ways to route requests to replicas, on Ray Serve"
     cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **_rounds(1), **USUAL})
@@ -305,17 +296,6 @@ def _tiers(args: argparse.Namespace) -> None:
     sizes = {"turns": args.turns, "first_tokens": args.first_tokens, "new_tokens": args.new_tokens}
     chats = [Chats(count, **sizes) for count in args.conversations]
     _show(format_tiers(measure_tiers(_path(args), args.dtype, settings, chats, keeper(args.json))))
-
-
-def _parallel(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.parallel import bench_parallel, format_parallel
-    from nanoinfer.bench.results import keeper
-
-    keep = keeper(args.json)
-    sizes = args.requests, args.prompt_tokens, args.new_tokens, args.rounds
-    results = bench_parallel(args.model, *sizes, dtype=args.dtype, quantization=args.quantization)
-    _show(format_parallel(results))
-    keep({"measured": results})
 
 
 def _cluster(args: argparse.Namespace) -> None:

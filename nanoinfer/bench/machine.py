@@ -29,15 +29,6 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def own_memory_mib() -> float | None:
-    """The memory that this process has for itself now, files that it has mapped left out. None without Linux's /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), None)
-
-
 def _cpu_model() -> str:
     """The name in /proc/cpuinfo, with family and model numbers, which distinguish generations of the same name."""
     try:

@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve_arguments(commands.add_parser("serve", help="serve a model over HTTP, with OpenAI's protocol"))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    # It reads what each pass was about from the engine, after each step; and bench parallel is about processes.
+    # bench decode reads what each pass was about from the engine, after each step.
     but = ("num_scheduler_steps", "tensor_parallel_size")
     add_bench_commands(bench, lambda parser: add_options(parser, "engine", ENGINE_OPTIONS, but=but))
 

@@ -19,6 +19,7 @@ from nanoinfer.bench.results import continued, new_results, write_results
 from nanoinfer.bench.session import Settings, measure_model, reported
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli.main import main
+from notebooks.tools.files import ROOT
 from tests.helpers.fake_sessions import fake_model, fake_session, fake_settings
 
 Make = Callable[..., Path]
@@ -331,3 +332,33 @@ def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pyte
     monkeypatch.setattr("sys.argv", ["nanoinfer", "bench", *argv])
     command = new_results(1, fake_settings({}).as_dict())["command"]
     assert command == "python -m nanoinfer bench --model small-float32 models/mid --compare vllm=python"
+
+
+def test_the_page_on_measurements_shows_the_stored_figures() -> None:
+    """Every row of the two tables on a model over two processes, as the file has it."""
+    folder = ROOT / "data" / "bench"
+    stored, page = json.loads((folder / "parallel.json").read_text()), (folder / "README.md").read_text()
+    for each in stored["measured"]:
+        waits = [
+            "–" if each[name] is None else f"{each[name]:.0%}" for name in ("prefill_waits_share", "decode_waits_share")
+        ]
+        speeds = [f"{each['prefill_tokens_per_second']:.0f}", f"{each['prefill_ratio']:.2f}", waits[0]]
+        speeds += [f"{each['decode_tokens_per_second']:.1f}", f"{each['decode_ratio']:.2f}", waits[1]]
+        row = [each["way"], *speeds, f"{each['weights_mib']:.0f}", f"{each['memory_mib']:.0f}"]
+        assert f"| {' | '.join(row)} |" in page
+    shown = [each for each in stored["on_paper"] if each["devices"] in (1, 2)]
+    assert len(shown) == 12
+    for each in shown:
+        row = [each["model"], str(each["devices"]), each["link"] or "–"]
+        for kind in ("decode", "prefill"):
+            row += [f"{each[f'{kind}_ms']:.2f}", f"{each[f'{kind}_gain']:.2f}", f"{each[f'{kind}_sums_share']:.0%}"]
+        assert f"| {' | '.join(row)} |" in page
+
+
+@pytest.mark.slow
+def test_a_model_over_two_processes_is_one_of_the_engines(tmp_path: Path) -> None:
+    file = tmp_path / "split.json"
+    argv = ["bench", "run", "--workloads", "single", "--rounds", "1", "--threads", "2", "--json", str(file)]
+    assert main([*argv, "--compare", "nanoinfer:threads=1", "nanoinfer:tensor_parallel_size=2"]) == 0
+    runs = json.loads(file.read_text())["models"][0]["runs"]
+    assert [run["same_requests"] for run in runs] == [[1, 1]] * 3
