@@ -1,7 +1,6 @@
 """`python -m nanoinfer bench`: its options and its commands."""
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -37,12 +36,9 @@ MODEL = {"--model": ("story", "bundled name, checkpoint directory or Hub name")}
 SEED = {"--seed": (0, "seed of the requests")}
 WAIT = {"--timeout": (600.0, "seconds until an engine that does not answer has failed")}
 NEW_TOKENS = {"--new-tokens": (32, "tokens of an answer")}
-USUAL = {**SEED, **WAIT}
+ROUNDS = {"--rounds": (3, "number of rounds; figures are medians")}
+USUAL = {**ROUNDS, **SEED, **WAIT}
 COMPARING = "--threads --compare --json"
-
-
-def _rounds(number: int) -> dict[str, tuple[int, str]]:
-    return {"--rounds": (number, "number of rounds; figures are medians")}
 
 
 def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -73,13 +69,12 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--device": ("cpu", "where nanoinfer and transformers compute"),
     }
     help = "run all workloads on nanoinfer and the engines to compare it with"
-    add("run", _run, help, f"--dtype --resume {COMPARING}", {**run_options, **_rounds(3), **USUAL})
+    add("run", _run, help, f"--dtype --resume {COMPARING}", {**run_options, **USUAL})
 
     table = add("table", _table, "print the tables of files that bench run --json wrote")
     table.add_argument("file", nargs="+", type=os.path.expanduser, help="a file written by bench run --json")
-    table.add_argument("--main-only", action="store_true", help="leave out the tables with all figures")
 
-    serve_options = {
+    loads = {
         "--concurrency": ([1, 8, 32, 128], "clients in closed loops"),
         "--rates": ([0.5, 0.8, 0.95, 1.2], "rates of open loops, as shares of what nanoinfer served in a closed loop"),
         "--seconds": (5.0, "for how long requests are begun in a run"),
@@ -88,16 +83,15 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--threads": (1, "threads per server; clients need a core, too"),
     }
     help = "put servers under load, and see them from their clients: time to the first token, throughput"
-    options = {**MODEL, **serve_options, **NEW_TOKENS, **_rounds(3), **USUAL}
-    add("serve", _serve, help, "--compare --json --resume", options)
+    add("serve", _serve, help, "--compare --json --resume", {**MODEL, **loads, **NEW_TOKENS, **USUAL})
 
     requests = {"--requests": (16, "requests decoded together"), "--new-tokens": (64, "tokens per request")}
     help = "compare decoding one session at a time, as a padded batch, and from pools"
-    engine_options(add("decode", _decode, help, "--json", {**requests, **_rounds(5)}))
+    engine_options(add("decode", _decode, help, "--json", {**requests, **ROUNDS}))
 
     help = "score text with quantized weights and K/V, here and in other engines"
     tokens = {"--tokens": (20_000, "tokens of each kind of text")}
-    quality = add("quality", _quality, help, "--threads --compare", {**MODEL, **tokens, **USUAL})
+    quality = add("quality", _quality, help, "--threads --compare", {**MODEL, **tokens, **SEED, **WAIT})
     text = "also score the documents of this file, one JSON object per line (data/build/valid.jsonl)"
     quality.add_argument("--text", type=os.path.expanduser, metavar="FILE", help=text)
 
@@ -106,7 +100,7 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--ranks": ([8, 64], "ranks of adapters"),
         "--adapters": ([1, 4, 16], "numbers of distinct adapters in a batch of 16 requests"),
     }
-    add("adapters", _adapters, help, f"--dtype {COMPARING}", {**MODEL, **counts, **_rounds(5), **USUAL})
+    add("adapters", _adapters, help, f"--dtype {COMPARING}", {**MODEL, **counts, **USUAL})
 
     help = "chats of several turns over a small pool, and after a restart: what host memory and files bring"
     sizes = {
@@ -114,11 +108,11 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--turns": (3, "turns of a chat, the last one after a restart"),
         "--first-tokens": (256, "tokens with which a chat begins"),
     }
-    add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **_rounds(3), **USUAL})
+    add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **USUAL})
 
     seconds = {"--seconds": (12.0, "seconds of each workload's arrivals")}
     help = "compare ways to route requests to replicas, on Ray Serve"
-    cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **_rounds(1), **USUAL})
+    cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **USUAL})
     cluster.add_argument("--setup", choices=SETUPS, action="append", help="only this one; may be given again")
     cluster.add_argument("--policy", choices=POLICY_NAMES, action="append", help="only this one; may be given again")
 
@@ -157,8 +151,6 @@ def _settings(args: argparse.Namespace, engines: Sequence[Any] | None = None) ->
         for number in given if isinstance(given, list) else [] if given is None else [given]:
             if number < 1:
                 raise ValueError(f"--{name} {number}: must be at least 1")
-    if not 0 < args.timeout < math.inf:
-        raise ValueError(f"--timeout {args.timeout:g}: must be above 0 and finite")
     chosen = parse_engines(args.compare) if engines is None else engines
     return Settings(chosen, rounds, threads, args.seed, args.timeout)
 
@@ -183,9 +175,6 @@ def _run(args: argparse.Namespace) -> None:
         workloads.append(workload)
     settings = _settings(args)
     if args.device != "cpu":
-        for engine in settings.engines:
-            if engine.file.stem not in ("nanoinfer", "transformers"):
-                raise ValueError(f"--device {args.device}: {engine.name} is measured on the CPU only")
         settings = replace(settings, engines=[each.with_options(device=args.device) for each in settings.engines])
     paths = [resolve_model_path(model) for model in args.model]
     fresh = new_results(RUN_FORMAT, {"workloads": [str(each) for each in workloads], **settings.as_dict()}, models=[])
@@ -219,7 +208,7 @@ def _table(args: argparse.Namespace) -> None:
     from nanoinfer.bench.results import read_results
 
     several = [read_results(file) for file in args.file]
-    _show("\n\n".join(format_results(results, details=not args.main_only) for results in several))
+    _show("\n\n".join(format_results(results) for results in several))
 
 
 def _serve(args: argparse.Namespace) -> None:

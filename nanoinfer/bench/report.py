@@ -18,15 +18,15 @@ weights and K/V. Cached: prompt tokens whose K/V was cached, if the engine repor
 output equals nanoinfer's with the same kind of weights."""
 
 
-def format_results(results: Results, details: bool = True) -> str:
-    """The whole report: the machine, then for each model the main figures, remarks and, with `details`, all figures."""
+def format_results(results: Results) -> str:
+    """The whole report: the machine, then for each model the main figures, remarks and all figures."""
     parts = [heading(results) + "".join(f"\n- {line}" for line in _versions(results["models"]))]
     described: set[str] = set()
     for model in results["models"]:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
         parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
         described.update(lengths)
-        parts += [remarks(model), details_table(model) if details else ""]
+        parts += [remarks(model), details_table(model)]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
 
 

@@ -149,12 +149,8 @@ def _facts(workload: Workload | TextWorkload, context_len: int, gap: float) -> d
     if isinstance(workload, TextWorkload):
         return {"description": f"texts, {workload.together} at a time"}
     shared, lengths, scaled = shape(workload, context_len)
-    return {
-        "description": describe(workload, context_len, gap),
-        "shared": shared,
-        "lengths": lengths,
-        "scaled": scaled,
-    }
+    text = describe(workload, context_len, gap)
+    return {"description": text, "shared": shared, "lengths": lengths, "scaled": scaled}
 
 
 def _load(

@@ -23,9 +23,8 @@ from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
-NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix")
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # by the name in tables
-    **{name: (name, {}) for name in NAMES},
+    **{name: (name, {}) for name in ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix")},
     "ray-prefix-10": ("ray-prefix", {"imbalanced_threshold": 10}),
 }
 HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")

@@ -195,7 +195,6 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
         (["--compare", "vllm=/nowhere"], "'/nowhere'"),
         (["--new-tokens", "1"], "--new-tokens 1"),
         (["--rounds", "0"], "--rounds 0"),
-        (["--timeout", "0"], "--timeout 0"),
     ],
 )
 def test_the_command_refuses_what_is_out_of_range(
