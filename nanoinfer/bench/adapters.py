@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,37 +73,43 @@ def measure_adapters(
     for rank in ranks:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             made = make_adapters(path, Path(folder), rank, max(counts), dtype, settings.seed)
-            adapters = {name: str(where) for name, where in made.items()}
-            workers: dict[tuple[str, bool], Worker | str] = {}
-            for spec in settings.engines:
-                for loaded in ({}, adapters):
-                    options = {"adapters": loaded} if loaded else {}
-                    try:
-                        worker = spec.with_options(**options).start(
-                            checkpoint.path, dtype, settings.threads, settings.timeout
-                        )
-                        workers[spec.name, bool(loaded)] = stack.enter_context(worker)
-                        results["versions"][spec.name] = worker.about["versions"]
-                        warm = Batch(rank, len(loaded)).job(list(loaded), checkpoint, -1)
-                        worker.ask(warm.as_message())
-                    except EngineFailure as failure:
-                        workers[spec.name, bool(loaded)] = reported(spec, failure)
-
-            def one_run(
-                number: int,
-                batch: Batch,
-                spec: EngineSpec,
-                workers: Mapping[tuple[str, bool], Worker | str] = workers,
-                names: Sequence[str] = tuple(adapters),
-            ) -> dict[str, Any]:
-                worker = workers[spec.name, batch.adapters > 0]
-                if isinstance(worker, str):
-                    raise EngineFailure(worker)
-                job = batch.job(names, checkpoint, settings.seed + number)
-                return summary(job.requests, worker.ask(job.as_message()))
-
-            measure_rounds(results, [Batch(rank, count) for count in (0, *counts)], settings, one_run, keep)
+            run = _Rank(checkpoint, settings, results, {name: str(where) for name, where in made.items()}, stack)
+            measure_rounds(results, [Batch(rank, count) for count in (0, *counts)], settings, run, keep)
     return results
+
+
+@dataclass
+class _Rank:
+    """Runs batches of one rank, on engines that are loaded when they are first needed; the `stack` closes them."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+    results: Results
+    adapters: dict[str, str]
+    stack: ExitStack
+    workers: dict[tuple[str, bool], Worker | str] = field(default_factory=dict)
+
+    def __call__(self, number: int, batch: Batch, spec: EngineSpec) -> dict[str, Any]:
+        key = spec.name, batch.adapters > 0
+        if key not in self.workers:
+            self.workers[key] = self._load(batch, spec)
+        worker = self.workers[key]
+        if isinstance(worker, str):
+            raise EngineFailure(worker)
+        job = batch.job([*self.adapters], self.checkpoint, self.settings.seed + number)
+        return summary(job.requests, worker.ask(job.as_message()))
+
+    def _load(self, batch: Batch, spec: EngineSpec) -> Worker | str:
+        chosen = spec.with_options(adapters=self.adapters) if batch.adapters else spec
+        dtype, settings = self.results["model"]["dtype"], self.settings
+        try:
+            started = chosen.start(self.checkpoint.path, dtype, settings.threads, settings.timeout)
+            worker = self.stack.enter_context(started)
+            self.results["versions"][spec.name] = worker.about["versions"]
+            worker.ask(batch.job([*self.adapters], self.checkpoint, -1).as_message())  # first passes are not measured
+        except EngineFailure as failure:
+            return reported(spec, failure)
+        return worker
 
 
 def format_adapters(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """`python -m nanoinfer bench`: its options and its commands."""
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from nanoinfer.terminal import room
 
 if TYPE_CHECKING:
-    from nanoinfer.bench.engines import EngineSpec
     from nanoinfer.bench.session import Settings
 
 # For help without torch.
@@ -38,12 +36,9 @@ MODEL = {"--model": ("story", "bundled name, checkpoint directory or Hub name")}
 SEED = {"--seed": (0, "seed of the requests")}
 WAIT = {"--timeout": (600.0, "seconds until an engine that does not answer has failed")}
 NEW_TOKENS = {"--new-tokens": (32, "tokens of an answer")}
-USUAL = {**SEED, **WAIT}
+ROUNDS = {"--rounds": (3, "number of rounds; figures are medians")}
+USUAL = {**ROUNDS, **SEED, **WAIT}
 COMPARING = "--threads --compare --json"
-
-
-def _rounds(number: int) -> dict[str, tuple[int, str]]:
-    return {"--rounds": (number, "number of rounds; figures are medians")}
 
 
 def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -74,13 +69,12 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--device": ("cpu", "where nanoinfer and transformers compute"),
     }
     help = "run all workloads on nanoinfer and the engines to compare it with"
-    add("run", _run, help, f"--dtype --resume {COMPARING}", {**run_options, **_rounds(3), **USUAL})
+    add("run", _run, help, f"--dtype --resume {COMPARING}", {**run_options, **USUAL})
 
     table = add("table", _table, "print the tables of files that bench run --json wrote")
     table.add_argument("file", nargs="+", type=os.path.expanduser, help="a file written by bench run --json")
-    table.add_argument("--main-only", action="store_true", help="leave out the tables with all figures")
 
-    serve_options = {
+    loads = {
         "--concurrency": ([1, 8, 32, 128], "clients in closed loops"),
         "--rates": ([0.5, 0.8, 0.95, 1.2], "rates of open loops, as shares of what nanoinfer served in a closed loop"),
         "--seconds": (5.0, "for how long requests are begun in a run"),
@@ -89,28 +83,24 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--threads": (1, "threads per server; clients need a core, too"),
     }
     help = "put servers under load, and see them from their clients: time to the first token, throughput"
-    options = {**MODEL, **serve_options, **NEW_TOKENS, **_rounds(3), **USUAL}
-    add("serve", _serve, help, "--compare --json --resume", options)
+    add("serve", _serve, help, "--compare --json --resume", {**MODEL, **loads, **NEW_TOKENS, **USUAL})
 
     requests = {"--requests": (16, "requests decoded together"), "--new-tokens": (64, "tokens per request")}
     help = "compare decoding one session at a time, as a padded batch, and from pools"
-    engine_options(add("decode", _decode, help, "--json", {**requests, **_rounds(5)}))
+    engine_options(add("decode", _decode, help, "--json", {**requests, **ROUNDS}))
 
     help = "score text with quantized weights and K/V, here and in other engines"
     tokens = {"--tokens": (20_000, "tokens of each kind of text")}
-    quality = add("quality", _quality, help, "--threads --compare", {**MODEL, **tokens, **USUAL})
+    quality = add("quality", _quality, help, "--threads --compare", {**MODEL, **tokens, **SEED, **WAIT})
     text = "also score the documents of this file, one JSON object per line (data/build/valid.jsonl)"
     quality.add_argument("--text", type=os.path.expanduser, metavar="FILE", help=text)
-
-    help = "time the way from starting Python to the first token"
-    add("startup", _startup, help, COMPARING, {**MODEL, **_rounds(5), **USUAL})
 
     help = "serve a batch with the base model and with one or many LoRA adapters: what they cost"
     counts = {
         "--ranks": ([8, 64], "ranks of adapters"),
         "--adapters": ([1, 4, 16], "numbers of distinct adapters in a batch of 16 requests"),
     }
-    add("adapters", _adapters, help, f"--dtype {COMPARING}", {**MODEL, **counts, **_rounds(5), **USUAL})
+    add("adapters", _adapters, help, f"--dtype {COMPARING}", {**MODEL, **counts, **USUAL})
 
     help = "chats of several turns over a small pool, and after a restart: what host memory and files bring"
     sizes = {
@@ -118,20 +108,11 @@ def add_commands(bench: argparse.ArgumentParser, engine_options: Callable[[argpa
         "--turns": (3, "turns of a chat, the last one after a restart"),
         "--first-tokens": (256, "tokens with which a chat begins"),
     }
-    add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **_rounds(3), **USUAL})
-
-    help = "serve the same requests from one process, and from several that split the model"
-    sizes = {
-        "--requests": (4, "requests decoded together"),
-        "--prompt-tokens": (256, "tokens per prompt"),
-        **NEW_TOKENS,
-    }
-    parallel = add("parallel", _parallel, help, "--dtype --json", {**MODEL, **sizes, **_rounds(5)})
-    parallel.add_argument("--quantization", choices=["int8", "int4"], help="default: as in the checkpoint")
+    add("tiers", _tiers, help, f"--dtype {COMPARING}", {**MODEL, **sizes, **NEW_TOKENS, **USUAL})
 
     seconds = {"--seconds": (12.0, "seconds of each workload's arrivals")}
     help = "compare ways to route requests to replicas, on Ray Serve"
-    cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **_rounds(1), **USUAL})
+    cluster = add("cluster", _cluster, help, "--json --resume", {**MODEL, **seconds, **USUAL})
     cluster.add_argument("--setup", choices=SETUPS, action="append", help="only this one; may be given again")
     cluster.add_argument("--policy", choices=POLICY_NAMES, action="append", help="only this one; may be given again")
 
@@ -155,7 +136,7 @@ def _path(args: argparse.Namespace) -> Path:
     return resolve_model_path(args.model)
 
 
-def _settings(args: argparse.Namespace, engines: "Sequence[EngineSpec] | None" = None) -> "Settings":
+def _settings(args: argparse.Namespace, engines: Sequence[Any] | None = None) -> "Settings":
     """The settings that the options describe. `engines`: instead of nanoinfer and those of --compare. ValueError naming an
     option that is wrong."""
     from nanoinfer.bench.engines import parse_engines
@@ -170,8 +151,6 @@ def _settings(args: argparse.Namespace, engines: "Sequence[EngineSpec] | None" =
         for number in given if isinstance(given, list) else [] if given is None else [given]:
             if number < 1:
                 raise ValueError(f"--{name} {number}: must be at least 1")
-    if not 0 < args.timeout < math.inf:
-        raise ValueError(f"--timeout {args.timeout:g}: must be above 0 and finite")
     chosen = parse_engines(args.compare) if engines is None else engines
     return Settings(chosen, rounds, threads, args.seed, args.timeout)
 
@@ -196,9 +175,6 @@ def _run(args: argparse.Namespace) -> None:
         workloads.append(workload)
     settings = _settings(args)
     if args.device != "cpu":
-        for engine in settings.engines:
-            if engine.file.stem not in ("nanoinfer", "transformers"):
-                raise ValueError(f"--device {args.device}: {engine.name} is measured on the CPU only")
         settings = replace(settings, engines=[each.with_options(device=args.device) for each in settings.engines])
     paths = [resolve_model_path(model) for model in args.model]
     fresh = new_results(RUN_FORMAT, {"workloads": [str(each) for each in workloads], **settings.as_dict()}, models=[])
@@ -232,34 +208,23 @@ def _table(args: argparse.Namespace) -> None:
     from nanoinfer.bench.results import read_results
 
     several = [read_results(file) for file in args.file]
-    _show("\n\n".join(format_results(results, details=not args.main_only) for results in several))
+    _show("\n\n".join(format_results(results) for results in several))
 
 
 def _serve(args: argparse.Namespace) -> None:
     from nanoinfer.bench.processes import EngineFailure
     from nanoinfer.bench.serve.figures import Goodput
     from nanoinfer.bench.serve.report import format_serve
-    from nanoinfer.bench.serve.servers import NULL_SERVER, OURS, parse_server
-    from nanoinfer.bench.serve.session import ServeSettings, measure_serve, start_results
+    from nanoinfer.bench.serve.servers import parse_servers
+    from nanoinfer.bench.serve.session import Loads, measure_serve, start_results
     from nanoinfer.bench.serve.traffic import Lengths
 
-    _settings(args, [])  # says what is out of range
-    settings = ServeSettings(
-        [OURS, *map(parse_server, args.compare), NULL_SERVER],
-        args.concurrency,
-        args.rates,
-        args.seconds,
-        args.rounds,
-        args.threads,
-        args.seed,
-        Lengths(new_tokens=args.new_tokens),
-        Goodput(args.ttft_ms, args.tpot_ms),
-        args.timeout,
-    )
-    path = _path(args)
-    results, keep = _begun(args, start_results(settings, path))
+    settings, path = _settings(args, parse_servers(args.compare)), _path(args)
+    lengths, goodput = Lengths(new_tokens=args.new_tokens), Goodput(args.ttft_ms, args.tpot_ms)
+    loads = Loads(args.concurrency, args.rates, args.seconds, lengths, goodput)
+    results, keep = _begun(args, start_results(path, loads, settings))
     try:
-        _show(format_serve(measure_serve(settings, path, results, keep)))
+        _show(format_serve(measure_serve(path, loads, settings, results, keep)))
     except EngineFailure as failure:
         raise ValueError(f"no server could be measured: {failure}") from failure
 
@@ -300,13 +265,6 @@ def _quality(args: argparse.Namespace) -> None:
     _show(format_quality(*measure_quality(path, Checkpoint.read(path).dtype, texts, settings)))
 
 
-def _startup(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.results import keeper
-    from nanoinfer.bench.startup import format_startup, measure_startup
-
-    _show(format_startup(measure_startup(_path(args), _settings(args), keeper(args.json))))
-
-
 def _adapters(args: argparse.Namespace) -> None:
     from nanoinfer.bench.adapters import format_adapters, measure_adapters
     from nanoinfer.bench.results import keeper
@@ -327,17 +285,6 @@ def _tiers(args: argparse.Namespace) -> None:
     sizes = {"turns": args.turns, "first_tokens": args.first_tokens, "new_tokens": args.new_tokens}
     chats = [Chats(count, **sizes) for count in args.conversations]
     _show(format_tiers(measure_tiers(_path(args), args.dtype, settings, chats, keeper(args.json))))
-
-
-def _parallel(args: argparse.Namespace) -> None:
-    from nanoinfer.bench.parallel import bench_parallel, format_parallel
-    from nanoinfer.bench.results import keeper
-
-    keep = keeper(args.json)
-    sizes = args.requests, args.prompt_tokens, args.new_tokens, args.rounds
-    results = bench_parallel(args.model, *sizes, dtype=args.dtype, quantization=args.quantization)
-    _show(format_parallel(results))
-    keep({"measured": results})
 
 
 def _cluster(args: argparse.Namespace) -> None:

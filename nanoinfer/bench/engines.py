@@ -39,13 +39,11 @@ class EngineSpec:
         """The same engine with more options; its own prevail."""
         return replace(self, options={**options, **self.options})
 
-    def start(
-        self, model: str, dtype: str, threads: int, timeout: float, env: Mapping[str, str] | None = None
-    ) -> Worker:
-        """Its process, which has loaded the model. EngineFailure if it does not. `env`: more of its environment."""
+    def start(self, model: str, dtype: str, threads: int, timeout: float) -> Worker:
+        """Its process, which has loaded the model. EngineFailure if it does not."""
         arguments = json.dumps({"model": model, "dtype": dtype, "threads": threads, **self.options})
         command = [self.python, str(PEERS / "worker.py"), str(self.file), arguments]
-        return Worker(command, {**environment(self.python, threads, self.is_ours), **(env or {})}, timeout)
+        return Worker(command, environment(self.python, threads, self.is_ours), timeout)
 
 
 def environment(program: str, threads: int, is_ours: bool) -> dict[str, str]:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-READS = 9
-
 
 def describe_machine() -> dict[str, Any]:
     """Processor, number of cores this process may use, memory in GiB, operating system, Python."""
@@ -27,15 +25,6 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
     }
-
-
-def own_memory_mib() -> float | None:
-    """The memory that this process has for itself now, files that it has mapped left out. None without Linux's /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), None)
 
 
 def _cpu_model() -> str:
@@ -51,7 +40,7 @@ def _cpu_model() -> str:
     return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')}; {', '.join(wide)})"
 
 
-def read_bandwidth(threads: int, size: int = 2**30, reads: int = READS) -> float:
+def read_bandwidth(threads: int, size: int = 2**30, reads: int = 9) -> float:
     """Speed in GB/s (10**9 bytes) at which `threads` threads read memory: the median of `reads` sums over `size` bytes of
     float32."""
     before = torch.get_num_threads()

@@ -183,11 +183,9 @@ def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> No
     ids = dict(tokenizer["model"]["vocab"])
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"] if token["special"]}
     names = {number: text for text, number in ids.items()} | special
+    kinds_of = dict.fromkeys(names, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
     tokens = [names.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
-    types = [
-        TokenType.CONTROL if number in special else TokenType.NORMAL if number in names else TokenType.UNUSED
-        for number in range(config["vocab_size"])
-    ]
+    types = [kinds_of.get(number, TokenType.UNUSED) for number in range(config["vocab_size"])]
     merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
     begins = (tokenizer.get("post_processor") or {}).get("type") == "TemplateProcessing"
     writer.add_tokenizer_model("gpt2")

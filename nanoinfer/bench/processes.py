@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -179,10 +179,7 @@ def free_port() -> int:
 
 def _answers(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
+    with suppress(OSError, http.client.HTTPException), closing(connection):
         connection.request("GET", path)
         return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    return False

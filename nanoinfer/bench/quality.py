@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.session import Settings
 from nanoinfer.bench.tables import table
@@ -157,29 +156,16 @@ def _quality(engine: str, kind: str, scores: Mapping[str, Any], reference: Mappi
 
 def format_quality(figures: Sequence[Quality], failed: Mapping[str, str]) -> str:
     """One row per engine, with columns for each kind of text."""
-    kinds = list(dict.fromkeys(each.text for each in figures))
-    head, rows = ["engine"], []
-    for kind in kinds:
-        tokens = next(each.tokens for each in figures if each.text == kind)
+    head, rows = ["engine"], {each.engine: [each.engine] for each in figures}
+    for kind in dict.fromkeys(each.text for each in figures):
+        of_kind = [each for each in figures if each.text == kind]
         what = "nats per token" if kind == SAMPLED else "perplexity"
-        head += [f"{what}, {kind} ({tokens:,} tokens)", "more nats than the first", "same greedy token"]
-    for name in dict.fromkeys(each.engine for each in figures):
-        row = [name]
-        for kind in kinds:
-            found = next((each for each in figures if (each.engine, each.text) == (name, kind)), None)
-            if found is None:
-                row += ["failed", "", ""]
-            else:
-                row.append(f"{found.nats:.4f}" if kind == SAMPLED else f"{math.exp(found.nats):.4f}")
-                row.append("" if found.change is None else f"{round(found.change, 5) + 0.0:+.5f} ± {found.error:.5f}")
-                row.append("" if found.same is None else f"{found.same:.2%}")
-        rows.append(row)
-    lines = [table(head, rows), ""]
-    lines += [f"- FAILED: {name}: {reason}" for name, reason in failed.items()]
+        head += [f"{what}, {kind} ({of_kind[0].tokens:,} tokens)", "more nats than the first", "same greedy token"]
+        for each in of_kind:
+            change = "" if each.change is None else f"{round(each.change, 5) + 0.0:+.5f} ± {each.error:.5f}"
+            value = each.nats if kind == SAMPLED else math.exp(each.nats)
+            rows[each.engine] += [f"{value:.4f}", change, "" if each.same is None else f"{each.same:.2%}"]
+    cells = [[*row, *["failed"] * (len(head) - len(row))] for row in rows.values()]
+    lines = [f"- FAILED: {name}: {reason}" for name, reason in failed.items()]
     lines.append("All engines score the same tokens. ±: standard error over texts.")
-    return "\n".join(lines)
-
-
-def quality_engines(compare: Sequence[str]) -> list[EngineSpec]:
-    """nanoinfer's settings, then the engines of `--compare`."""
-    return [parse_engine(name) for name in (*our_engines(), *compare)]
+    return "\n".join([table(head, cells), "", *lines])

@@ -13,20 +13,20 @@ LEGEND = """\
 Figures are medians over rounds. Each round runs a workload on all engines in shuffled order, one at a time, while the
 processes of the others are stopped. Ratios are computed within a round and shown as median (lowest..highest); above 1,
 nanoinfer is faster. TTFT: time from arrival to the first token, median over requests. TPOT: time between two tokens of
-a request, percentiles over all requests. Peak memory: memory of the engine's processes during the workload, including
+a request, percentiles over all requests. Peak memory: memory of the engine's process during the workload, including
 weights and K/V. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose
 output equals nanoinfer's with the same kind of weights."""
 
 
-def format_results(results: Results, details: bool = True) -> str:
-    """The whole report: the machine, then for each model the main figures, remarks and, with `details`, all figures."""
+def format_results(results: Results) -> str:
+    """The whole report: the machine, then for each model the main figures, remarks and all figures."""
     parts = [heading(results) + "".join(f"\n- {line}" for line in _versions(results["models"]))]
     described: set[str] = set()
     for model in results["models"]:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
         parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
         described.update(lengths)
-        parts += [remarks(model), details_table(model) if details else ""]
+        parts += [remarks(model), details_table(model)]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
 
 

@@ -26,7 +26,7 @@ def new_results(kind: str | int, settings: Mapping[str, Any], **more: Any) -> Re
         "machine": describe_machine(),
         "threads": settings["threads"],
         "rounds": settings["rounds"],
-        "settings": dict(settings),
+        "settings": json.loads(json.dumps(settings)),  # as the file has them
         **more,
     }
 
@@ -75,9 +75,6 @@ def keeper(file: str | None) -> Callable[[Any], None]:
 def write_results(file: str, results: Any) -> None:
     """Write JSON to `file`, which at every moment holds either the old results or the new ones."""
     target, text = Path(file), json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-    if target.exists() and not target.is_file():  # a device, which cannot be replaced
-        target.write_text(text)
-        return
     part = target.with_name(f"{target.name}.part")
     part.write_text(text)
     part.replace(target)

@@ -27,7 +27,7 @@ from nanoinfer.frontends.llm import LLM
 class Settings:
     """What all measurements have in common. `timeout`: how many seconds an engine may take for one answer."""
 
-    engines: Sequence[EngineSpec]
+    engines: Sequence[Any]  # EngineSpec, or ServerSpec
     rounds: int = 3
     threads: int = 1
     seed: int = 0
@@ -43,7 +43,7 @@ def measure_rounds(
     results: Results,
     cases: Sequence[Any],
     settings: Settings,
-    one_run: Callable[[int, Any, EngineSpec], dict[str, Any]],
+    one_run: Callable[[int, Any, Any], dict[str, Any]],
     keep: Keep = lambda results: None,
 ) -> None:
     """Add to `results["runs"]` what it does not have yet: a dictionary of `one_run(round, case, engine)` per round, case
@@ -149,12 +149,8 @@ def _facts(workload: Workload | TextWorkload, context_len: int, gap: float) -> d
     if isinstance(workload, TextWorkload):
         return {"description": f"texts, {workload.together} at a time"}
     shared, lengths, scaled = shape(workload, context_len)
-    return {
-        "description": describe(workload, context_len, gap),
-        "shared": shared,
-        "lengths": lengths,
-        "scaled": scaled,
-    }
+    text = describe(workload, context_len, gap)
+    return {"description": text, "shared": shared, "lengths": lengths, "scaled": scaled}
 
 
 def _load(

@@ -14,7 +14,6 @@ from nanoinfer.bench.workloads import Job, Request
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
-LEAST_REQUESTS = 16
 NEW_TOKENS = (64, 80, 96, 112)  # one of these: in a server, requests do not end together
 JSON_TOKENS = 96  # enough for each of the schemas
 STORY_TOKENS = 120  # of a story that is to be told again
@@ -64,7 +63,7 @@ class TextWorkload:
 
     def make_job(self, llm: LLM, seed: int) -> Job:
         """Its requests for a seed: twice as many as there are at a time, at least 16. `llm` writes what is copied."""
-        count = max(2 * self.together, LEAST_REQUESTS)
+        count = max(2 * self.together, 16)
         requests = MAKERS[self.name](llm, count, Random(f"{self}/{seed}"))
         return Job(requests, requests if self.name == "again" else [], together=self.together)
 

@@ -24,7 +24,6 @@ from nanoinfer.bench.workloads import Job, Request, draw_tokens, warm_up
 
 WITHOUT, HOST, DISK = "without", "host memory", "files"
 TOGETHER = 4  # chats that take a turn together, and for which the pool has room
-VLLM_BLOCK = 32  # tokens: the smallest of its CPU build
 LEGEND = """\
 Where K/V goes that has no room in the pool: nowhere, to host memory, to files. The first three figures are those of later
 turns in the same process, the others those of the last turn, in a new process. TTFT: median time from a turn's question to
@@ -68,9 +67,6 @@ class Chats:
 
     def options(self, spec: EngineSpec, folder: str) -> dict[str, Any]:
         """Room for a few chats, and what is below it."""
-        if spec.file.stem == "vllm":  # it keeps one block for itself
-            blocks = self.pool // int(spec.options.get("block_size", VLLM_BLOCK)) + 1
-            return {"block_size": VLLM_BLOCK, "num_gpu_blocks_override": blocks, "max_num_seqs": TOGETHER}
         if not spec.is_ours:
             return {}
         below: dict[str, dict[str, Any]] = {

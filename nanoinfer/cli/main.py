@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(demo, but=("disable_radix_cache",))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    # It reads what each pass was about from the engine, after each step; and bench parallel is about processes.
+    # bench decode reads what each pass was about from the engine, after each step.
     but = ("num_scheduler_steps", "tensor_parallel_size")
     add_bench_commands(bench, lambda command: add_engine_options(command, but=but))
     for module, help in COMMANDS.items():

@@ -2,7 +2,7 @@
 
 import argparse
 
-SPLIT_COMMANDS = ("generate", "chat", "serve", "bench parallel")
+SPLIT_COMMANDS = ("generate", "chat", "serve")
 
 
 def world_size() -> int | None:

@@ -33,7 +33,6 @@ def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["bench", "decode"], "bench decode: must not be started by torchrun; generate, chat, serve, bench parallel"),
         (["bench"], "bench run: must not be started by torchrun"),
         (["demo"], "demo: must not be started by torchrun"),
         (["generate", "--tensor-parallel-size", "3", "x"], "--tensor-parallel-size 3: must be torchrun's WORLD_SIZE=2"),
@@ -49,7 +48,7 @@ def test_what_torchrun_cannot_start_is_refused(
 def test_rank_0_is_the_command(under_torchrun: None) -> None:
     from nanoinfer.cli.main import build_parser
 
-    for arguments in (["bench", "parallel"], ["generate", "x"], ["serve"], ["chat"]):
+    for arguments in (["generate", "x"], ["serve"], ["chat"]):
         assert run_other_rank(build_parser().parse_args(arguments)) is None
 
 
@@ -97,17 +96,6 @@ def test_generate_gets_its_ranks_and_all_end_well(text: str) -> None:
     done = torchrun("generate", PROMPT, "--temperature", "0", "--max-new-tokens", "12")
     assert done.returncode == 0, done.stderr
     assert done.stdout == PROMPT + text + "\n", "once, by rank 0"
-
-
-@pytest.mark.slow
-def test_bench_compares_torchruns_processes_with_one(tmp_path: Path) -> None:
-    file = tmp_path / "parallel.json"
-    sizes = ["--requests", "2", "--prompt-tokens", "9", "--new-tokens", "4", "--rounds", "1", "--dtype", "float32"]
-    done = torchrun("bench", "parallel", *sizes, "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())["measured"]
-    assert [each["way"] for each in found] == ["1 process, 1 thread each", "2 processes, 1 thread each"]
-    assert all(each["tokens_equal"] for each in found)
 
 
 @pytest.mark.slow

@@ -23,11 +23,12 @@ from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
-NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix")
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # by the name in tables
-    **{name: (name, {}) for name in NAMES},
+    **{name: (name, {}) for name in ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix")},
     "ray-prefix-10": ("ray-prefix", {"imbalanced_threshold": 10}),
 }
+HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")
+
 # An accelerator's shape: passes cost something, prompts cost much, and few rows cost little. It is slowed down so much that
 # what is measured is these times, and not the processors that the door and six replicas share.
 SLEEP = PassCosts(4e-2, 5e-4, 1e-3, 1e-7, source="as if from an accelerator, slowed down")
@@ -140,11 +141,6 @@ def format_cluster(results: Mapping[str, Any]) -> str:
                 row += [str(sum(each[name] for each in cells)) for name in ("wrong", "failed")]
             rows.append([*row, *[""] * (len(HEAD) - len(row))])
     return "\n\n".join([heading(results), table(HEAD, rows), *failures(results)])
-
-
-HEAD = [
-    *("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")
-]
 
 
 def _spread(values: Sequence[float]) -> str:

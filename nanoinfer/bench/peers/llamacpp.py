@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 Emit = Callable[[int, list[int]], None]
@@ -42,10 +43,7 @@ class Peer:
     ):
         path = f"{model}.{weights}.gguf" if weights else f"{model}.gguf"
         if not os.path.isfile(path):
-            more = f" --weights {weights} (needs llama-cpp-python)" if weights else " (needs the package gguf)"
-            raise FileNotFoundError(
-                f"{path}: not found; make it with python -m nanoinfer.bench.make_models gguf {model}{more}"
-            )
+            raise FileNotFoundError(f"{path}: not found; python -m nanoinfer.bench.make_models gguf makes it")
         import ctypes
 
         import llama_cpp
@@ -95,16 +93,11 @@ class Peer:
         self.prepare(False)
         rows = []
         for start in range(0, len(tokens), self.batch_tokens):
-            part = tokens[start : start + self.batch_tokens]
-            for i, token in enumerate(part):
-                self.batch.token[i], self.batch.pos[i], self.batch.logits[i] = token, start + i, True
-                self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
-            self.batch.n_tokens = len(part)
-            if code := self.lib.llama_decode(self.context, self.batch):
-                raise RuntimeError(f"llama_decode returned {code}")
-            for i in range(len(part)):
-                row = self.lib.llama_get_logits_ith(self.context, i)
-                rows.append(np.ctypeslib.as_array(row, (self.vocab_size,)).copy())
+            self.batch.n_tokens = 0
+            for i, token in enumerate(tokens[start : start + self.batch_tokens], start):
+                self._push(token, i, 0, True)
+            self._decode()
+            rows += [self._logits(row).copy() for row in range(self.batch.n_tokens)]
         return np.stack(rows)
 
     def add(self, index: int, prompt: list[int], new_tokens: int) -> None:
@@ -119,21 +112,24 @@ class Peer:
     def step(self, emit: Emit) -> None:
         self._admit()
         wanted = self._fill_batch()
-        if code := self.lib.llama_decode(self.context, self.batch):
-            raise RuntimeError(f"llama_decode returned {code}")
+        self._decode()
         for row, slot in wanted:
-            token = self._greedy(row)
+            token = int(self._logits(row).argmax())
             request = self._running[slot]
             request.token, request.left = token, request.left - 1
             emit(request.index, [token])
             if not request.left:
                 del self._running[slot]
 
-    def _greedy(self, row: int) -> int:
+    def _decode(self) -> None:
+        if code := self.lib.llama_decode(self.context, self.batch):
+            raise RuntimeError(f"llama_decode returned {code}")
+
+    def _logits(self, row: int) -> Any:
         import numpy as np
 
         logits = self.lib.llama_get_logits_ith(self.context, row)
-        return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())
+        return np.ctypeslib.as_array(logits, (self.vocab_size,))
 
     def _admit(self) -> None:
         """Put waiting requests into free slots, each with the longest prefix that some slot has computed already.
@@ -164,37 +160,34 @@ class Peer:
         """The number of tokens in the common prefix of the slot's prompt and `prompt` (without its last token), and how
         many of these are already computed."""
         stored, done = self._stored[slot]
-        common = 0
-        for token, other in zip(prompt[:-1], stored, strict=False):  # to the end of the shorter one
-            if token != other:
-                break
-            common += 1
+        pairs = zip(prompt[:-1], stored, strict=False)  # to the end of the shorter one
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return common, min(common, done)
 
     def _fill_batch(self) -> list[tuple[int, int]]:
         """Fill the batch with decode tokens first, then prompt tokens. Returns the rows whose logits are wanted, with their
         slots."""
         wanted: list[tuple[int, int]] = []
-        batch, size = self.batch, 0
-
-        def push(token: int, position: int, slot: int, want: bool) -> None:
-            nonlocal size
-            batch.token[size], batch.pos[size], batch.logits[size] = token, position, want
-            batch.n_seq_id[size], batch.seq_id[size][0] = 1, slot
-            if want:
-                wanted.append((size, slot))
-            size += 1
-
+        self.batch.n_tokens = 0
         for slot, request in self._running.items():
             if request.token is not None:
-                push(request.token, request.done, slot, True)
+                wanted.append((self._push(request.token, request.done, slot, True), slot))
                 request.done += 1
         for slot, request in self._running.items():
             if request.token is None:
-                end = min(len(request.prompt), request.done + self.batch_tokens - size)
+                end = min(len(request.prompt), request.done + self.batch_tokens - self.batch.n_tokens)
                 for position in range(request.done, end):
-                    push(request.prompt[position], position, slot, position == len(request.prompt) - 1)
+                    is_last = position == len(request.prompt) - 1
+                    row = self._push(request.prompt[position], position, slot, is_last)
+                    wanted += [(row, slot)] * is_last
                 request.done = end
                 self._stored[slot] = (request.prompt, end)
-        batch.n_tokens = size
         return wanted
+
+    def _push(self, token: int, position: int, slot: int, want: bool) -> int:
+        """Add a token to the batch; returns its row."""
+        batch, row = self.batch, self.batch.n_tokens
+        batch.token[row], batch.pos[row], batch.logits[row] = token, position, want
+        batch.n_seq_id[row], batch.seq_id[row][0] = 1, slot
+        batch.n_tokens = row + 1
+        return int(row)

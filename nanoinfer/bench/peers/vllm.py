@@ -25,11 +25,7 @@ class Peer:
         adapters: dict[str, str] | None = None,
         **options: Any,
     ):
-        if weights:
-            path = f"{model}.{weights}.compressed"
-            if not os.path.isdir(path):
-                raise FileNotFoundError(f"{path}: not found; must have the weights as compressed-tensors")
-            model = path
+        model = f"{model}.{weights}.compressed" if weights else model
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_CPU_KVCACHE_SPACE="2",  # GiB

@@ -28,7 +28,6 @@ import importlib.util
 import json
 import os
 import platform
-import resource
 import sys
 import time
 import traceback
@@ -43,10 +42,8 @@ def main() -> None:
     or `{"save": true}` per line."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines print, even from C++, but standard output must contain only answers
-    here = Path(__file__).resolve().parent
-    sys.path[:] = [
-        entry for entry in sys.path if Path(entry).resolve() != here
-    ]  # a peer's file has the same name as the package it imports
+    here = Path(__file__).resolve().parent  # where a peer's file has the same name as the package that it imports
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
 
     def send(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -68,8 +65,8 @@ def main() -> None:
 def load_peer(file: Path, arguments: dict[str, Any]) -> Any:
     """Load a peer's file and create its `Peer`."""
     spec = importlib.util.spec_from_file_location(f"peer_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{file}: not a Python file")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.Peer(**arguments)
@@ -158,34 +155,17 @@ def _attempt(peer: Any, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reset_peak_memory() -> None:
-    for pid in _family():
-        with suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
-def peak_memory_mb() -> float:
-    """Peak resident memory of this process and its children since the last reset, in MB (2**20 bytes)."""
-    if not Path("/proc/self/status").exists():
-        unit = 2**20 if sys.platform == "darwin" else 2**10  # of ru_maxrss
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-    kilobytes = 0
-    for pid in _family():
-        try:
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        except OSError:  # the process has ended meanwhile
-            continue
-        kilobytes += sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    return kilobytes / 1024
-
-
-def _family() -> list[int]:
-    """The ids of this process and all its descendants."""
-    family = [os.getpid()]
-    for pid in family:  # the list grows during the loop
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            with suppress(OSError):
-                family += [int(child) for child in children.read_text().split()]
-    return family
+def peak_memory_mb() -> float | None:
+    """Peak resident memory of this process since the last reset, in MB (2**20 bytes). None without Linux's /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from typing import Any
 from nanoinfer.bench.serve.client import Answer, Exchange, read_answer
 from nanoinfer.bench.serve.traffic import Traffic
 
-TOO_MANY = 429
-
 
 @dataclass(frozen=True)
 class Goodput:
@@ -44,7 +42,7 @@ class Result:
 
     @property
     def is_refused(self) -> bool:
-        return self.answer.status == TOO_MANY
+        return self.answer.status == 429
 
     @property
     def is_unfinished(self) -> bool:

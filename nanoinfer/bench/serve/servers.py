@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from nanoinfer.bench.peers.nanoinfer import source_digest
 from nanoinfer.bench.processes import EngineFailure
 
 SERVERS = ("nanoinfer", "vllm", "llama-server")
-NULL = "null"  # the server without a model
 MODEL = "bench"  # what requests call the model
 REGION = 2304  # tokens of context that one request of llama.cpp has at most
 PARALLEL = 32  # requests that llama-server serves at a time
@@ -24,7 +23,7 @@ VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """A server to measure. `kind`: one of SERVERS, NULL, or a script. `program`: the Python or the binary that runs it.
+    """A server to measure. `kind`: one of SERVERS, or a script. `program`: the Python or the binary that runs it.
 
     `options`: its own command line's. `name`: what tables call it.
     """
@@ -33,6 +32,8 @@ class ServerSpec:
     kind: str
     program: str = sys.executable
     options: Mapping[str, Any] = field(default_factory=dict)
+    weights: None = None  # it is no engine of `bench run`, whose tokens are compared by these
+    is_ours: bool = False
 
     def command(self, checkpoint: Checkpoint, threads: int, port: int) -> list[str]:
         """The command that starts it. EngineFailure if a file that it needs is missing."""
@@ -52,8 +53,6 @@ class ServerSpec:
             context = slots * min(checkpoint.context_len, REGION)
             sizes = {"parallel": slots, "ctx_size": context, "threads": threads, "threads_batch": threads}
             return [self.program, *flags({"model": file, **here, "alias": MODEL, **sizes, **options})]
-        if self.kind == NULL:
-            return [self.program, str(Path(__file__).parent / "null_server.py"), "--port", str(port)]
         given = {"model": checkpoint.path, "threads": threads, "port": port, **options}
         return [self.program, self.kind, *flags(given)]  # serves /v1/completions, and GET /health once it can
 
@@ -85,17 +84,22 @@ class ServerSpec:
         return lines[0] if lines and done.returncode == 0 else "unknown"
 
 
-OURS, NULL_SERVER = ServerSpec("nanoinfer", "nanoinfer"), ServerSpec(NULL, NULL)
+OURS = ServerSpec("nanoinfer", "nanoinfer")
 
 
-def parse_server(text: str) -> ServerSpec:
-    """`NAME[:option=value,...][=PROGRAM]`: NAME is one of SERVERS or `path/to/server.py`; PROGRAM is the Python that runs
-    it, or llama-server's binary. ValueError names the part that is wrong."""
-    name, options, program, label = split_spec(text, SERVERS)
-    if program is None and name == "llama-server":
-        raise ValueError(f"--compare {text}: must say where the binary is: llama-server=PATH")
-    kind = str(Path(name).resolve()) if name.endswith(".py") else name
-    return ServerSpec(label, kind, program or sys.executable, options)
+def parse_servers(compare: Sequence[str]) -> list[ServerSpec]:
+    """nanoinfer and the servers of `--compare`: `NAME[:option=value,...][=PROGRAM]`, where NAME is one of SERVERS or
+    `path/to/server.py`, and PROGRAM the Python that runs it, or llama-server's binary. ValueError names what is wrong."""
+    servers = [OURS]
+    for text in compare:
+        name, options, program, label = split_spec(text, SERVERS)
+        if program is None and name == "llama-server":
+            raise ValueError(f"--compare {text}: must say where the binary is: llama-server=PATH")
+        if label in [server.name for server in servers]:
+            raise ValueError(f"--compare {label}: given twice (nanoinfer itself is always measured)")
+        kind = str(Path(name).resolve()) if name.endswith(".py") else name
+        servers.append(ServerSpec(label, kind, program or sys.executable, options))
+    return servers
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

@@ -65,13 +65,8 @@ def test_requests_are_not_served_before_they_arrive(monkeypatch: pytest.MonkeyPa
     assert clock.slept == [5.0]
 
 
-def test_what_an_engine_prints_is_no_answer() -> None:
+def test_neither_what_an_engine_prints_nor_what_primes_its_cache_is_an_answer() -> None:
     with fake(noise=True) as worker:
-        assert worker.ask(job(([1], 1, 0.0)))["tokens"] == [[2]]
-
-
-def test_what_primes_the_cache_is_not_measured() -> None:
-    with fake() as worker:
         prime = job(([9, 9], 5, 0.0))["requests"]
         assert worker.ask({**job(([1], 2, 0.0)), "prime": prime, "shared": True})["tokens"] == [[2, 3]]
 

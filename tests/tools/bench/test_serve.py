@@ -14,20 +14,20 @@ from nanoinfer.bench.processes import EngineFailure
 from nanoinfer.bench.results import continued, write_results
 from nanoinfer.bench.serve import session as session_module
 from nanoinfer.bench.serve.report import format_serve
-from nanoinfer.bench.serve.servers import MODEL, NULL_SERVER, ServerSpec, parse_server
-from nanoinfer.bench.serve.session import ServeSettings, measure_serve, start_results
+from nanoinfer.bench.serve.servers import MODEL, ServerSpec, parse_servers
+from nanoinfer.bench.serve.session import Loads, measure_serve, start_results
 from nanoinfer.bench.serve.traffic import Lengths
+from nanoinfer.bench.session import Settings
 from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.bench_serve import FAKE, GOOD, NEW_TOKENS, Ticking, fake
 
-STORY = resolve_model_path("story")
+STORY, SHORT = resolve_model_path("story"), Lengths(new_tokens=NEW_TOKENS)
 
 
-def small(*servers: ServerSpec, **more: Any) -> ServeSettings:
-    """Settings for a quick run."""
-    given: dict[str, Any] = {"clients": (1, 3), "shares": (0.5,), "seconds": 0.1, "rounds": 1, "goodput": GOOD, **more}
-    return ServeSettings(servers, lengths=Lengths(new_tokens=NEW_TOKENS), **given)
+def small(**changes: Any) -> Loads:
+    """Loads for a quick run."""
+    return Loads(**{"clients": (1, 3), "shares": (0.5,), "seconds": 0.1, "goodput": GOOD, "lengths": SHORT, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +36,19 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     Ticking(monkeypatch)
 
 
-def measured(settings: ServeSettings, path: Path = STORY) -> dict[str, Any]:
+def measured(loads: Loads, *servers: ServerSpec, rounds: int = 1, path: Path = STORY) -> dict[str, Any]:
     """The results, as a file has them."""
-    return json.loads(json.dumps(measure_serve(settings, path, start_results(settings, path))))
+    settings = Settings(servers, rounds)
+    return json.loads(json.dumps(measure_serve(path, loads, settings, start_results(path, loads, settings))))
+
+
+def runs_by_server(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    names = results["settings"]["engines"]
+    return {name: [run for run in results["runs"] if run["engine"] == name] for name in names}
+
+
+def parsed(text: str) -> ServerSpec:
+    return parse_servers([text])[1]
 
 
 # --- servers ---------------------------------------------------------------------------------------------------------
@@ -47,49 +57,49 @@ def measured(settings: ServeSettings, path: Path = STORY) -> dict[str, Any]:
 def test_servers_are_named_with_options_and_programs(tmp_path: Path) -> None:
     checkpoint, program = Checkpoint.read(STORY), tmp_path / "program"
     program.touch(mode=0o755)
-    vllm = parse_server(f"vllm:max_num_seqs=64,enforce_eager=true={program}")
+    vllm = parsed(f"vllm:max_num_seqs=64,enforce_eager=true={program}")
     assert (vllm.name, vllm.program) == ("vllm:max_num_seqs=64,enforce_eager=true", str(program))
     assert vllm.command(checkpoint, 2, 80)[-3:] == ["--max-num-seqs", "64", "--enforce-eager"]
     assert "PYTHONPATH" not in vllm.environment(2)
-    ours = parse_server("nanoinfer:max_running_requests=128").command(checkpoint, 1, 80)
+    ours = parsed("nanoinfer:max_running_requests=128").command(checkpoint, 1, 80)
     assert ours[1:4] == ["-m", "nanoinfer", "serve"]
     assert ours[-2:] == ["--max-running-requests", "128"]
     assert ours[ours.index("--served-model-name") + 1] == MODEL
     converted = replace(checkpoint, path=str(tmp_path / "model"))
     (tmp_path / "model.int8.gguf").touch()
-    command = parse_server(f"llama-server:weights=int8,parallel=4={program}").command(converted, 1, 80)
+    command = parsed(f"llama-server:weights=int8,parallel=4={program}").command(converted, 1, 80)
     assert command[0] == str(program)
     assert str(tmp_path / "model.int8.gguf") in command
     assert "--weights" not in command
     with pytest.raises(EngineFailure, match=r"model\.gguf"):
-        parse_server(f"llama-server={program}").command(converted, 1, 80)
-    assert parse_server(str(FAKE)).command(checkpoint, 1, 80)[1] == str(FAKE)
+        parsed(f"llama-server={program}").command(converted, 1, 80)
+    assert parsed(str(FAKE)).command(checkpoint, 1, 80)[1] == str(FAKE)
 
 
-@pytest.mark.parametrize("text", ["sglang", "vllm=/nowhere/python", "llama-server", "nanoinfer:int8", "missing.py"])
+@pytest.mark.parametrize(
+    "text", ["sglang", "vllm=/nowhere/python", "llama-server", "nanoinfer:int8", "missing.py", "nanoinfer"]
+)
 def test_a_server_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        parse_server(text)
+        parsed(text)
 
 
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
         ({"clients": (0,)}, "--concurrency 0"),
-        ({"clients": ()}, "--concurrency"),
         ({"shares": (0.0,)}, "--rates 0"),
         ({"seconds": float("nan")}, "--seconds nan"),
-        ({"servers": [NULL_SERVER, NULL_SERVER]}, "--compare"),
     ],
 )
-def test_settings_out_of_range_are_named(changes: dict[str, Any], wrong: str) -> None:
+def test_loads_out_of_range_are_named(changes: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        ServeSettings(**changes)
+        Loads(**changes)
 
 
 def test_a_model_whose_context_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="1024"):
-        start_results(ServeSettings(lengths=Lengths(new_tokens=1000)), STORY)
+        start_results(STORY, Loads(lengths=Lengths(new_tokens=1000)), Settings([]))
 
 
 # --- a session -------------------------------------------------------------------------------------------------------
@@ -97,17 +107,16 @@ def test_a_model_whose_context_is_too_short_is_refused() -> None:
 
 @pytest.mark.slow
 def test_all_servers_have_every_load_and_the_rates_are_shares_of_what_the_first_one_served() -> None:
-    results = measured(small(fake("first"), NULL_SERVER, rounds=2))
+    results = measured(small(), fake("first"), fake("other"), rounds=2)
     loads = ["closed 1", "closed 3", "open 0.5"]
-    found = [(run["round"], run["load"], run["server"]) for run in results["runs"]]
-    assert sorted(found) == sorted((r, load, name) for r in (0, 1) for load in loads for name in ("first", "null"))
-    closed = [run["requests_s"] for run in results["runs"] if run["server"] == "first" and run["round"] == 0][:2]
+    found = [(run["round"], run["workload"], run["engine"]) for run in results["runs"]]
+    assert sorted(found) == sorted((r, load, name) for r in (0, 1) for load in loads for name in ("first", "other"))
+    closed = [run["requests_s"] for run in runs_by_server(results)["first"] if run["round"] == 0][:2]
     assert results["capacity"] == max(closed) > 0
-    rates = {run["rate"] for run in results["runs"] if run["load"] == "open 0.5"}
-    assert rates == {0.5 * results["capacity"]}
+    assert {run.get("rate") for run in results["runs"]} == {None, 0.5 * results["capacity"]}
     assert all(run["finished"] and not run["errors"] for run in results["runs"])
     text = format_serve(results)
-    assert "A prompt has 9 tokens, of which first had 4 cached." in text
+    assert "A prompt has 9 tokens, of which 4 were cached." in text
     assert f"| 50%: {results['capacity'] / 2:.1f}/s" in text
 
 
@@ -118,10 +127,9 @@ def test_other_servers_are_started_by_their_own_programs(tmp_path: Path) -> None
     program.chmod(0o755)
     shutil.copytree(STORY, tmp_path / "story")
     (tmp_path / "story.gguf").touch()
-    servers = [parse_server(f"{name}={program}") for name in ("vllm", "llama-server")]
-    results = measured(small(*servers, clients=(2,), shares=()), tmp_path / "story")
-    assert sorted(run["server"] for run in results["runs"]) == ["llama-server", "vllm"]
-    assert all(run.get("finished") for run in results["runs"])
+    servers = [parsed(f"{name}={program}") for name in ("vllm", "llama-server")]
+    results = measured(small(clients=(2,), shares=()), *servers, path=tmp_path / "story")
+    assert all(run["finished"] for run in results["runs"])
     calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "--port" in line]
     starts = ("-m vllm.entrypoints.cli.main serve", "--model")
     assert [line.startswith(start) for line, start in zip(calls, starts, strict=True)] == [True] * 2
@@ -133,68 +141,48 @@ def test_a_server_that_fails_is_reported_and_the_others_are_measured(
 ) -> None:
     monkeypatch.setattr(session_module, "WARM_UP_S", 0.0)  # so that the mortal one dies in a run
     troubled = [fake("absent", trouble="start"), fake("angry", trouble="500"), fake("mortal", trouble="die", after=1)]
-    results = measured(small(fake("first"), *troubled))
-    assert "cannot read the model" in results["failures"]["absent"]
-    runs = {name: [run for run in results["runs"] if run["server"] == name] for name in ("first", "absent", "angry")}
+    results = measured(small(), fake("first"), *troubled)
+    runs = runs_by_server(results)
     assert not any("error" in run for run in runs["first"])
-    assert {run["error"] for run in runs["absent"]} == {"did not start"}
+    assert all("cannot read the model" in run["error"] for run in runs["absent"])
     assert {run["error"] for run in runs["angry"]} == {"500: no room"}
     text = format_serve(results)
-    assert "- FAILED: absent: ended with exit code 1 | cannot read the model | is there one?" in text
-    assert "- FAILED: angry, closed 1: 500: no room" in text
+    for words in ("absent", "angry", "500: no room", "ended with exit code 7 | first line | the last words"):
+        assert words in text.partition("FAILED")[2]
     assert "the last words" in capsys.readouterr().err
-    assert "ended with exit code 7 | first line | the last words" in text
     assert str(Path.home()) not in json.dumps(results["runs"])
 
 
 def test_if_no_server_starts_the_run_ends() -> None:
-    settings = small(fake("absent", trouble="start"))
     with pytest.raises(EngineFailure, match="absent"):
-        measure_serve(settings, STORY, start_results(settings, STORY))
+        measured(small(), fake("absent", trouble="start"))
 
 
 @pytest.mark.slow
 def test_without_a_closed_loop_of_the_first_server_there_are_no_rates() -> None:
-    results = measured(small(fake("angry", trouble="500"), NULL_SERVER))
-    errors = [run.get("error", "") for run in results["runs"] if run["load"] == "open 0.5"]
+    results = measured(small(), fake("angry", trouble="500"), fake("other"))
+    errors = [run.get("error", "") for run in results["runs"] if run["workload"] == "open 0.5"]
     assert all("angry" in error for error in errors)
     assert "| 50%: 0.0/s" in format_serve(results)
 
 
 def test_some_errors_are_counted_and_the_first_is_told() -> None:
-    results = measured(small(fake("first", trouble="short", every=2), clients=(2,), shares=()))
-    (run,) = results["runs"]
-    assert run["errors"] > 0
+    results = measured(small(clients=(2,), shares=()), fake("first", trouble="short", every=2))
+    assert results["runs"][0]["errors"] > 0
     assert "- errors: first, closed 2: the answer has 3 tokens instead of 4" in format_serve(results)
 
 
 @pytest.mark.slow
 def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
-    settings, file = small(fake("first"), NULL_SERVER), str(tmp_path / "serve.json")
-    kept: list[int] = []
-
-    class Stopped(Exception):
-        pass
-
-    def keep(results: dict[str, Any]) -> None:
-        write_results(file, results)
-        kept.append(len(results["runs"]))
-        if len(kept) == 3:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        measure_serve(settings, STORY, start_results(settings, STORY), keep)
+    loads, settings, file = small(), Settings([fake("first")], 2), str(tmp_path / "serve.json")
+    fresh = start_results(STORY, loads, settings)
+    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, lambda results: write_results(file, results))
     before = json.loads(Path(file).read_text())["runs"]
-    results = measure_serve(settings, STORY, continued(file, start_results(settings, STORY)), keep)
+    results = measure_serve(STORY, loads, settings, continued(file, start_results(STORY, loads, settings)))
     assert results["runs"][:3] == before
-    assert kept == [1, 2, 3, 4, 5, 6]
-    for changes, name in (
-        ({"seconds": 0.3}, "seconds"),
-        ({"servers": [fake("first")]}, "servers"),
-        ({"seed": 1}, "seed"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            continued(file, start_results(replace(settings, **changes), STORY))
+    assert len(results["runs"]) == 6
+    with pytest.raises(ValueError, match="seconds"):
+        continued(file, start_results(STORY, replace(loads, seconds=0.3), settings))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -207,7 +195,6 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
         (["--compare", "vllm=/nowhere"], "'/nowhere'"),
         (["--new-tokens", "1"], "--new-tokens 1"),
         (["--rounds", "0"], "--rounds 0"),
-        (["--timeout", "0"], "--timeout 0"),
     ],
 )
 def test_the_command_refuses_what_is_out_of_range(
@@ -223,7 +210,7 @@ def test_the_command_measures_the_real_server(capsys: pytest.CaptureFixture[str]
     argv = ["bench", "serve", "--concurrency", "2", "--rates", "0.5", "--seconds", "0.3", "--rounds", "1"]
     assert main([*argv, "--new-tokens", "3", "--json", str(file)]) == 0
     results = json.loads(file.read_text())
-    ours = [run for run in results["runs"] if run["server"] == "nanoinfer"]
-    assert [run["load"] for run in ours] == ["closed 2", "open 0.5"]
+    ours = results["runs"]
+    assert [run["workload"] for run in ours] == ["closed 2", "open 0.5"]
     assert all(run["finished"] and not run["errors"] and run["cached_tokens"] for run in ours)
     assert format_serve(results) in capsys.readouterr().out

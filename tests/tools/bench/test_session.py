@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from nanoinfer.bench.engines import parse_engine
-from nanoinfer.bench.machine import Checkpoint, read_bandwidth
+from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.metrics import advantage, against_best, summary
 from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.report import format_results, main_table, main_tables, remarks
@@ -19,6 +19,7 @@ from nanoinfer.bench.results import continued, new_results, write_results
 from nanoinfer.bench.session import Settings, measure_model, reported
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
 from nanoinfer.cli.main import main
+from notebooks.tools.files import ROOT
 from tests.helpers.fake_sessions import fake_model, fake_session, fake_settings
 
 Make = Callable[..., Path]
@@ -100,8 +101,8 @@ def test_a_converted_file_is_asked_for_in_its_own_dtype(checkpoint: Make, dtype:
     assert word in model["engines"][0]["error"]
 
 
-def test_recorded_failures_name_no_folders_of_this_machine(
-    checkpoint: Make, capsys: pytest.CaptureFixture[str]
+def test_what_is_recorded_names_no_folders_of_this_machine(
+    checkpoint: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint()
     (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
@@ -109,6 +110,10 @@ def test_recorded_failures_name_no_folders_of_this_machine(
     assert f"{path}.fake" in capsys.readouterr().err, "printed in full while it runs"
     message = reported(parse_engine("vllm"), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
     assert message == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
+    argv = ["--model", "/data/models/small-float32", "models/mid", "--compare", "vllm=/x/bin/python"]
+    monkeypatch.setattr("sys.argv", ["nanoinfer", "bench", *argv])
+    command = new_results(1, fake_settings({}).as_dict())["command"]
+    assert command == "python -m nanoinfer bench --model small-float32 models/mid --compare vllm=python"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -195,10 +200,6 @@ def test_a_download_has_the_name_of_its_repository(checkpoint: Make, tmp_path: P
     assert Checkpoint.read(snapshot).name == "owner/some-model"
 
 
-def test_reading_memory_takes_time() -> None:
-    assert 0 < read_bandwidth(1, size=2**20, reads=3) < 1e5
-
-
 # --- runs that go on -------------------------------------------------------------------------------------------------
 
 
@@ -251,21 +252,15 @@ def test_settings_that_differ_are_refused_by_name(name: str, value: Any, same: b
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": "drafts", "settings": {}, "machine": {}}'])
-def test_a_file_that_is_none_of_ours_is_not_continued(content: str, tmp_path: Path) -> None:
-    fresh = new_results(1, fake_settings({}).as_dict(), models=[])
-    file = tmp_path / "file.json"
+def test_a_file_that_is_none_of_ours_or_of_another_machine_is_not_continued(content: str, tmp_path: Path) -> None:
+    fresh, file = new_results(1, fake_settings({}).as_dict(), models=[]), tmp_path / "file.json"
     assert continued(str(file), fresh) is fresh
     file.write_text(content)
     with pytest.raises(ValueError, match=r"file\.json"):
         continued(str(file), fresh)
-
-
-def test_another_machine_is_refused(tmp_path: Path) -> None:
-    fresh = new_results(1, fake_settings({}).as_dict(), models=[])
-    file = str(tmp_path / "run.json")
-    write_results(file, {**fresh, "machine": {**fresh["machine"], "cpu": "Another 1000"}})
+    write_results(str(file), {**fresh, "machine": {**fresh["machine"], "cpu": "Another 1000"}})
     with pytest.raises(ValueError, match="Another 1000"):
-        continued(file, fresh)
+        continued(str(file), fresh)
 
 
 def test_a_file_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,8 +296,8 @@ def test_nanoinfer_and_transformers_measured_for_real(
     assert cached == 16 * results["models"][0]["workloads"]["shared-cached"]["shared"]
     assert runs["shared-cached", "transformers"]["skipped"]
     assert format_results(results).rstrip() == printed.rstrip()
-    assert main(["bench", "table", str(file), "--main-only"]) == 0
-    assert main_table(results["models"][0]) in capsys.readouterr().out
+    assert main(["bench", "table", str(file)]) == 0
+    assert capsys.readouterr().out == printed
     assert main([*argv, "--resume"]) == 0
     assert json.loads(file.read_text())["models"] == results["models"]
 
@@ -316,7 +311,6 @@ def test_nanoinfer_and_transformers_measured_for_real(
         (["--compare", "vllm", "vllm"], "vllm"),
         (["--model", "no-such"], "no-such"),
         (["--resume"], "--json"),
-        (["--device", "cuda", "--compare", "vllm"], "--device cuda"),
     ],
 )
 def test_bad_arguments_are_named_before_anything_is_loaded(
@@ -326,8 +320,31 @@ def test_bad_arguments_are_named_before_anything_is_loaded(
     assert wrong in capsys.readouterr().err
 
 
-def test_the_recorded_command_names_no_folders_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["--model", "/data/models/small-float32", "models/mid", "--compare", "vllm=/x/bin/python"]
-    monkeypatch.setattr("sys.argv", ["nanoinfer", "bench", *argv])
-    command = new_results(1, fake_settings({}).as_dict())["command"]
-    assert command == "python -m nanoinfer bench --model small-float32 models/mid --compare vllm=python"
+def test_the_page_on_measurements_shows_the_stored_figures() -> None:
+    """Every row of the two tables on a model over two processes, as the file has it."""
+    folder = ROOT / "data" / "bench"
+    stored, page = json.loads((folder / "parallel.json").read_text()), (folder / "README.md").read_text()
+    for each in stored["measured"]:
+        waits = [
+            "–" if each[name] is None else f"{each[name]:.0%}" for name in ("prefill_waits_share", "decode_waits_share")
+        ]
+        speeds = [f"{each['prefill_tokens_per_second']:.0f}", f"{each['prefill_ratio']:.2f}", waits[0]]
+        speeds += [f"{each['decode_tokens_per_second']:.1f}", f"{each['decode_ratio']:.2f}", waits[1]]
+        row = [each["way"], *speeds, f"{each['weights_mib']:.0f}", f"{each['memory_mib']:.0f}"]
+        assert f"| {' | '.join(row)} |" in page
+    shown = [each for each in stored["on_paper"] if each["devices"] in (1, 2)]
+    assert len(shown) == 12
+    for each in shown:
+        row = [each["model"], str(each["devices"]), each["link"] or "–"]
+        for kind in ("decode", "prefill"):
+            row += [f"{each[f'{kind}_ms']:.2f}", f"{each[f'{kind}_gain']:.2f}", f"{each[f'{kind}_sums_share']:.0%}"]
+        assert f"| {' | '.join(row)} |" in page
+
+
+@pytest.mark.slow
+def test_a_model_over_two_processes_is_one_of_the_engines(tmp_path: Path) -> None:
+    file = tmp_path / "split.json"
+    argv = ["bench", "run", "--workloads", "single", "--rounds", "1", "--threads", "2", "--json", str(file)]
+    assert main([*argv, "--compare", "nanoinfer:threads=1", "nanoinfer:tensor_parallel_size=2"]) == 0
+    runs = json.loads(file.read_text())["models"][0]["runs"]
+    assert [run["same_requests"] for run in runs] == [[1, 1]] * 3

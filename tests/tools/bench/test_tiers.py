@@ -36,13 +36,11 @@ def test_each_turn_continues_the_one_before_and_chats_share_nothing() -> None:
 def test_the_pool_has_room_for_four_chats_and_host_memory_for_all() -> None:
     chats = small(16)
     assert (chats.longest, chats.pool) == (20 + 2 * 7 + 4, 4 * 48)
-    *ways, vllm, other = tier_engines(["vllm:num_gpu_blocks_override=3", str(FAKE)])
+    *ways, other = tier_engines([str(FAKE)])
     without, host, files = (chats.options(way, "kv") for way in ways)
     assert without == {"max_total_tokens": 192, "max_running_requests": 4}
     assert host == {**without, "host_cache_tokens": 16 * 48}
     assert files == {**without, "cache_dir": "kv"}
-    assert chats.options(vllm, "kv") == {"block_size": 32, "num_gpu_blocks_override": 7, "max_num_seqs": 4}
-    assert vllm.with_options(**chats.options(vllm, "kv")).options["num_gpu_blocks_override"] == 3, "its own prevail"
     assert chats.options(other, "kv") == {}
 
 
