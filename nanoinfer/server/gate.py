@@ -11,6 +11,7 @@ from nanoinfer.server.notes import Notes, log_request
 from nanoinfer.server.service import Service
 
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
+ENGINE_REQUESTS = b"x-engine-requests"  # asks for the engine's numbers of the requests: the live page marks its own
 OPEN_TO_THE_END = ("/metrics", "/live", "/block_events")  # they watch how the server ends
 
 
@@ -35,8 +36,11 @@ class Gate:
         async def noted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 notes.status = message["status"]
-                request_id = b"x-request-id", notes.request_id.encode()
-                message["headers"] = [*message.get("headers", ()), request_id]
+                added = [(b"x-request-id", notes.request_id.encode())]
+                if notes.generation is not None and ENGINE_REQUESTS in headers:
+                    numbers = ",".join(str(stream.request_id) for stream in notes.generation.streams)
+                    added.append((ENGINE_REQUESTS, numbers.encode()))
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         try:
