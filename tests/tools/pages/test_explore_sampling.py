@@ -9,7 +9,7 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions.inference import InferenceEngine
 from notebooks.course.explore import Bars, Numbers
-from notebooks.course.explore.sampling import distributions, sampling
+from notebooks.course.explore.sampling import distributions
 from tests.tools.pages.conftest import PROMPT, Recorded, sampled
 
 
@@ -56,8 +56,3 @@ def test_bars_and_numbers_are_of_the_distribution(recorded: Recorded, story: LLM
         assert [bar.value for bar in bars.bars[:12]] == pytest.approx(likeliest, abs=1e-4)
         assert [bar.off for bar in bars.bars[:12]] == [share == 0 for share in likeliest]
         assert numbers.numbers[0].value == f"{int((after > 0).sum()):,} of 2,048"
-
-
-def test_a_temperature_of_0_is_refused(story: LLM) -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        sampling(story, PROMPT, temperatures=[0.0, 1.0])
