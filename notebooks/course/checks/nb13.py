@@ -214,10 +214,7 @@ PLAYS = [
     (AB, "The second adapter gets a free place: nothing has to leave yet"),
     ([*AB, ("b", NONE)], "'b' is on the device already. It keeps its place"),
     ([*AB, ("a", NONE), ("c", NONE)], "'a' came first, but was used last: 'b' has to go"),
-    (
-        [*AB, ("c", {"a"})],
-        "'a' was used longest ago, but a running request uses it. Its rows would be computed with 'c'",
-    ),
+    ([*AB, ("c", {"a"})], "'a' was used longest ago, but a running request uses it: its rows would get 'c'"),
     ([*AB, ("c", {"a", "b"})], "Running requests use all adapters that are there. 'c' has to wait: return None"),
     ([*AB, ("a", {"a", "b"})], "An adapter that is in use and is asked for again keeps its place"),
 ]

@@ -78,19 +78,11 @@ def _(given: Given) -> str:
     hint = "return two flat lists, positions and slots, with an entry for each new token"
     compare(new_slots, _places, cases, mistakes, hint=hint)
     for tables, lengths, q_lens, numbers, why in (
-        (
-            [[5, 2], [1, -1]],
-            [6, 5],
-            [1, 1],
-            (1, 4),
-            "The second entry of request 1 is −1, so its token 4 has no block.",
-        ),
+        ([[5, 2], [1, -1]], [6, 5], [1, 1], (1, 4), "The second entry of request 1 is −1: token 4 has no block."),
         ([[5, 2], [1, 0]], [9, 5], [1, 1], (0, 8), "The table of request 0 has two blocks, for 8 tokens."),
         ([[5, -1]], [5], [3], (0, 4), "Tokens 2 and 3 of request 0 have a block, and token 4 has none."),
     ):
-        said = (
-            f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4. {why} Name the request and the token."
-        )
+        said = f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4. {why} Name request and token."
         expect_refused(lambda args=(tables, lengths, q_lens, 4): new_slots(*args), numbers, said)  # type: ignore[misc]
     return "62 batches, with one and with several new tokens of each request"
 
