@@ -1,6 +1,5 @@
 """answer: what the cell of a "Predict" question prints and draws, folded away until the student asks for it."""
 
-import base64
 import html
 import io
 import sys
@@ -23,12 +22,10 @@ class answer:
     A live widget cannot be inside and is shown below. Text on stderr is not folded.
 
     Elsewhere (a terminal, a test) the block just runs. Exceptions pass through; what was shown before them is folded.
-    `label`: the line to click on. ValueError where it is no text or is empty.
+    `label`: the line to click on.
     """
 
     def __init__(self, label: str = LABEL):
-        if not isinstance(label, str) or not label.strip():
-            raise ValueError(f"label={label!r}: must be a text that isn't empty")
         self.label = label
         self._items: list[_Item] = []
         self._undo: list[Callable[[], None]] = []
@@ -80,14 +77,10 @@ def plain_text(items: list[_Item]) -> str:
     texts: list[str] = []
     for item in _joined(items):
         text = (item if isinstance(item, str) else str(item[0].get("text/plain", ""))).rstrip("\n")
-        if texts and texts[-1] and _words(text)[: len(_words(texts[-1]))] == _words(texts[-1]):
+        if texts and texts[-1] and text.split()[: len(texts[-1].split())] == texts[-1].split():
             texts.pop()
         texts.append(text)
     return "\n".join(filter(None, texts))
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
 
 
 def _joined(items: list[_Item]) -> list[_Item]:
@@ -109,16 +102,12 @@ def _data_html(data: dict[str, Any], metadata: dict[str, Any]) -> str:
     if "text/html" in data:
         return str(data["text/html"])
     text = str(data.get("text/plain", ""))
-    for mime in ("image/png", "image/jpeg", "image/svg+xml"):
-        if mime in data:
-            image = data[mime]
-            if mime == "image/svg+xml":
-                image = base64.b64encode(str(image).encode()).decode()
-            width = metadata.get(mime, {}).get("width")
-            size = f' width="{width}"' if width else ""
-            source = f"data:{mime};base64,{''.join(str(image).split())}"
-            return f'<img alt="{html.escape(text)}"{size} style="max-width:100%" src="{source}">'
-    return _stream_html(str(data.get("text/markdown", text)))
+    if "image/png" in data:
+        width = metadata.get("image/png", {}).get("width")
+        size = f' width="{width}"' if width else ""
+        source = f"data:image/png;base64,{''.join(data['image/png'].split())}"
+        return f'<img alt="{html.escape(text)}"{size} style="max-width:100%" src="{source}">'
+    return _stream_html(text)
 
 
 def _is_widget(item: _Item) -> bool:

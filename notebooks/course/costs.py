@@ -1,7 +1,5 @@
 """What the same four prompts cost in every notebook: one table, and each notebook that changes a number adds a column."""
 
-import html
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -58,39 +56,30 @@ class CostTable:
 
     def rows(self) -> list[list[str]]:
         """The table as texts: a line of headings, then one line per row."""
-        heads = [[f"{NEW_TOKENS} new tokens for each of {len(FOX_PROMPTS)} prompts", *self.columns]]
-        return heads + [
-            [
-                name + (f", {unit}" if unit else ""),
-                *(_text(getattr(cost, field), unit) for cost in self.columns.values()),
-            ]
-            for field, (name, unit) in ROWS.items()
-        ]
+        rows = [[f"{NEW_TOKENS} new tokens for each of {len(FOX_PROMPTS)} prompts", *self.columns]]
+        for field, (name, unit) in ROWS.items():
+            values = [_text(getattr(cost, field), unit) for cost in self.columns.values()]
+            rows.append([f"{name}, {unit}" if unit else name, *values])
+        return rows
 
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        )
+        lines = []
+        for name, *values in rows:
+            cells = [text.rjust(width) for text, width in zip(values, widths[1:], strict=True)]
+            lines.append("  ".join([name.ljust(widths[0]), *cells]))
+        return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head, *rows = [[html.escape(text) for text in row] for row in self.rows()]
-        last = len(head) - 1
+        head, *rows = self.rows()
 
         def cells(row: list[str]) -> str:
-            return "".join(
-                f'<{"th" if i == 0 else "td"} style="text-align:{"left" if i == 0 else "right"}">'
-                + (f"<b>{text}</b>" if i == last else text)
-                + f"</{'th' if i == 0 else 'td'}>"
-                for i, text in enumerate(row)
-            )
+            name, *values, newest = row
+            cells = "".join(f'<td style="text-align:right">{text}</td>' for text in [*values, f"<b>{newest}</b>"])
+            return f'<th style="text-align:left">{name}</th>{cells}'
 
         body = "".join(f"<tr>{cells(row)}</tr>" for row in rows)
         return f"<table><thead><tr>{cells(head)}</tr></thead><tbody>{body}</tbody></table>"
@@ -98,13 +87,8 @@ class CostTable:
 
 def cost_table(notebook: str, model: LoadedModel) -> CostTable:
     """What the four prompts cost, in every way up to that of `notebook` ("05"), each served now with `model`
-    (`llm.model`). ValueError when no notebook up to that one has a column."""
-    if not re.fullmatch(r"\d\d", notebook):
-        raise ValueError(f"notebook={notebook!r}: must be two digits, as '05'")
-    columns = {f"{number} {name}": way for number, (name, way) in WAYS.items() if number <= notebook}
-    if not columns:
-        raise ValueError(f"notebook={notebook!r}: the first with a column is {min(WAYS)!r}")
-    return CostTable({name: way(model) for name, way in columns.items()})
+    (`llm.model`)."""
+    return CostTable({f"{number} {name}": way(model) for number, (name, way) in WAYS.items() if number <= notebook})
 
 
 def _text(value: int, unit: str) -> str:

@@ -4,17 +4,15 @@ import abc
 import inspect
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 
 def extend(cls: type) -> Callable[[Any], Any]:
     """Decorator: the decorated function becomes a member of `cls`, as if it had been written inside the class.
 
-    It takes functions and `@property`, `@cached_property`, `@classmethod`, `@staticmethod` (and stands above these). An
-    existing member of that name is replaced, also for existing objects of `cls`. The member's name keeps its earlier
-    meaning in the cell's module, so that a method `count` does not hide an imported `count`; a name without an earlier
-    meaning is the member itself.
+    It takes functions, `@property` and `@classmethod` (and stands above these). An existing member of that name is
+    replaced, also for existing objects of `cls`. The member's name keeps its earlier meaning in the cell's module, so that
+    a method `count` does not hide an imported `count`; a name without an earlier meaning is the member itself.
 
     Two things work inside a class statement only: `super()` without arguments (write `super(Class, self)`), and names like
     `__hidden`.
@@ -31,8 +29,6 @@ def extend(cls: type) -> Callable[[Any], Any]:
             function.__qualname__ = f"{cls.__qualname__}.{name}"
             function.__module__ = cls.__module__
         setattr(cls, name, member)
-        if isinstance(member, cached_property):
-            member.__set_name__(cls, name)
         abc.update_abstractmethods(cls)  # after the last abstract method is added, objects can be made
         earlier = before.get(name, member)
         return member if _comes_from(earlier, cls, name) else earlier
@@ -44,9 +40,7 @@ def _functions(member: Any) -> list[Any]:
     """The plain functions inside a function, a property or a class or static method."""
     if isinstance(member, property):
         return [part for part in (member.fget, member.fset, member.fdel) if part is not None]
-    if isinstance(member, cached_property):
-        return [member.func]
-    if isinstance(member, classmethod | staticmethod):
+    if isinstance(member, classmethod):
         return _functions(member.__func__)
     if inspect.isfunction(member):
         wrapped = getattr(member, "__wrapped__", None)
@@ -57,7 +51,7 @@ def _functions(member: Any) -> list[Any]:
 def _function(member: Any) -> Any:
     functions = _functions(member)
     if not functions:
-        raise TypeError(f"@extend: {member!r} isn't a function, property, class method or static method")
+        raise TypeError(f"@extend: {member!r} isn't a function, property or class method")
     return functions[0]
 
 

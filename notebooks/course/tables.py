@@ -3,7 +3,7 @@
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from types import FrameType, TracebackType
@@ -18,7 +18,8 @@ ALSO = "\n\nAlso: "
 LINES = 1_000_000  # of Python that one call of the student's code may run
 
 Case = Sequence[Any]
-Mistake = Mapping[str, Any] | Callable[..., Any]
+Mistake = str | Callable[..., Any]  # names of mistakes that `right` can make, or a function that makes one
+Wrong = Collection[str]  # the names that `right` is given
 
 
 def compare(
@@ -34,8 +35,9 @@ def compare(
 ) -> None:
     """Raise Hint unless `student(*case)` is `right(*case)` for all cases, and leaves its arguments as they are.
 
-    `mistakes`: hint → options of `right` that make a usual mistake, or a function that makes it. The hint is that of the
-    one that explains the answers to all cases, or of the two; if there is none, `hint`, with the first wrong case.
+    `mistakes`: hint → a name of a usual mistake, which `right(*case, wrong=[name])` makes, or a function that makes it. The
+    hint is that of the one that explains the answers to all cases, or of the two; if there is none, `hint`, with the first
+    wrong case.
     `give` makes of each of a case's values what the student gets.
     """
     names = list(inspect.signature(right).parameters)
@@ -74,12 +76,8 @@ def _with(right: Callable[..., Any], made: Sequence[Mistake]) -> Callable[..., A
     """What makes these mistakes; None where they cannot be combined."""
     if len(made) == 1 and callable(made[0]):
         return made[0]
-    options: dict[str, Any] = {}
-    for mistake in made:
-        if callable(mistake):
-            return None
-        options |= mistake
-    return partial(right, **options)
+    names = [name for mistake in made if isinstance(mistake, str) for name in mistake.split()]
+    return None if any(map(callable, made)) else partial(right, wrong=names)
 
 
 def _gives(made: Callable[..., Any], case: Case, got: Any, atol: float, rtol: float) -> bool:

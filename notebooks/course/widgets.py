@@ -13,7 +13,7 @@ from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.viz.facts import decoder_of
 from nanoinfer.viz.palette import ROLES, owner_style
-from nanoinfer.viz.words import count, expect_type
+from nanoinfer.viz.words import count
 from nanoinfer.viz.words import slots as slots_in_words
 from notebooks.course.live import Panel, button, number
 from notebooks.course.prompts import FOX, RIVER
@@ -22,12 +22,16 @@ MOST_SLOTS = 64  # as many buttons
 
 
 class WatchTree(Panel):
-    """See `watch_tree`."""
+    """Two prompts to type, a button for each, and the live engine's radix tree before and after the last action.
+
+    Both prompts have been run once when it appears. Evicting and emptying the tree act on the engine of `llm`, which
+    stays usable beside it.
+    """
 
     hint = "Run this cell in Jupyter to type prompts of your own and to evict from the tree."
 
-    def __init__(self, llm: LLM, prompts: tuple[str, str] = (FOX, RIVER), max_new_tokens: int = 4):
-        self.llm, self.max_new_tokens = llm, max_new_tokens
+    def __init__(self, llm: LLM):
+        self.llm, prompts = llm, (FOX, RIVER)
         wide = {"width": "78%"}
         self.prompts = tuple(
             ipywidgets.Text(text, description=f"Prompt {i}", layout=wide) for i, text in enumerate(prompts)
@@ -49,7 +53,7 @@ class WatchTree(Panel):
 
     def run(self, i: int) -> None:
         """Send prompt `i` through the engine, and draw the tree below what it was before."""
-        params = SamplingParams(max_new_tokens=self.max_new_tokens, temperature=0)
+        params = SamplingParams(max_new_tokens=4, temperature=0)
         output = self.llm.generate(self.prompts[i].value, params)[0]
         new = output.prompt_tokens - output.cached_tokens
         self._redraw(f"After prompt {i}: {output.cached_tokens} of its tokens found in the tree, {new} computed")
@@ -76,22 +80,21 @@ class WatchTree(Panel):
 
     def _redraw(self, title: str) -> None:
         """The last picture, and a new one below it."""
-        engine, tokenizer = self.llm.engine, self.llm.tokenizer
+        engine = self.llm.engine
         if self.whole.value:
             picture = viz.engine(engine, title=title)
         else:
-            decode = decoder_of(tokenizer)
-            picture = viz.radix_tree(engine.radix_cache, decode=decode, title=title)
+            picture = viz.radix_tree(engine.radix_cache, decode=decoder_of(self.llm.tokenizer), title=title)
         self.show(*self.pictures[-1:], picture)
 
 
 class TrySlots(Panel):
-    """See `try_slots`."""
+    """Allocate slots of `pool` by a button, and free them by pressing their numbers; what the pool refuses is shown in its
+    own words. In a pool with pages, a press frees the slot's page. ValueError where the pool has more than 64 slots."""
 
     hint = "Run this cell in Jupyter to allocate slots yourself, and to free them by clicking on them."
 
     def __init__(self, pool: TokenToKVPool):
-        expect_type("pool", pool, TokenToKVPool)
         if pool.size > MOST_SLOTS:
             raise ValueError(f"pool.size={pool.size}: must be at most {MOST_SLOTS}, since each slot is a button")
         self.pool, self.owners = pool, dict[str, list[int]]()
@@ -168,19 +171,4 @@ class TrySlots(Panel):
         self.show(viz.slot_map(self.pool, owners, title="The pool now"))
 
 
-def watch_tree(llm: LLM, prompts: tuple[str, str] = (FOX, RIVER), max_new_tokens: int = 4) -> WatchTree:
-    """Two prompts to type, a button for each, and the live engine's radix tree before and after the last action.
-
-    Both prompts have been run once when it appears. Evicting and emptying the tree act on the engine of `llm`, which
-    stays usable beside it. ValueError where `prompts` are not two texts, or a prompt cannot be served.
-    """
-    expect_type("llm", llm, LLM)
-    if len(prompts) != 2 or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError(f"prompts={prompts!r}: must be two texts")
-    return WatchTree(llm, prompts, max_new_tokens)
-
-
-def try_slots(pool: TokenToKVPool) -> TrySlots:
-    """Allocate slots of `pool` by a button, and free them by pressing their numbers; what the pool refuses is shown in its
-    own words. In a pool with pages, a press frees the slot's page. ValueError where the pool has more than 64 slots."""
-    return TrySlots(pool)
+watch_tree, try_slots = WatchTree, TrySlots  # as notebooks call them

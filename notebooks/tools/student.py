@@ -4,7 +4,7 @@ import copy
 import re
 from typing import Any
 
-from notebooks.course.exercises import exercises_of, notebook_of
+from notebooks.course.exercises import exercises_of
 from notebooks.tools.files import set_source, source_of, tags
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -69,37 +69,23 @@ def _problems(notebook: dict[str, Any], name: str) -> list[str]:
     number = number_of(name)
     if number is None:
         return [f"{name}: the name of a notebook with exercises begins with its number, as in 05_memory_pools"]
-    problems = []
-    known = {exercise.id for exercise in exercises_of(number)}
-    seen: dict[str, dict[str, int]] = {"exercise": {}, "check": {}}
+    problems, written, checked = list[str](), list[str](), list[str]()
     for position, cell in enumerate(notebook["cells"], 1):
-        here = f"{name}, cell {position}"
+        here, source = f"{name}, cell {position}", source_of(cell)
+        exercises, checks = exercise_ids(cell, "exercise"), exercise_ids(cell, "check")
         if cell["cell_type"] != "code":
-            problems += [f"{here}: tag {tag} on a cell that is not code" for tag in tags(cell) if _TAG.fullmatch(tag)]
+            problems += [f"{here}: tag exercise- or check- on a cell that is not code"] * bool(exercises + checks)
             continue
-        source = source_of(cell)
-        problems += _block_problems(source, exercise_ids(cell, "exercise"), here)
-        called = checked_ids(source)
-        for kind in ("exercise", "check"):
-            for id in exercise_ids(cell, kind):
-                if notebook_of(id) != number:
-                    problems.append(f"{here}: {kind}-{id} is not of notebook {number}")
-                elif id not in known:
-                    there = ", ".join(sorted(known, key=_order)) or "none"
-                    problems.append(f"{here}: {kind}-{id} has no checker (checks of notebook {number}: {there})")
-                if id in seen[kind]:
-                    problems.append(f"{here}: {kind}-{id} is there already, in cell {seen[kind][id]}")
-                seen[kind][id] = position
-        if sorted(called) != sorted(exercise_ids(cell, "check")):
-            tagged = ", ".join(exercise_ids(cell, "check")) or "nothing"
-            problems.append(f"{here}: checks {', '.join(called) or 'nothing'}, but its tags check- say {tagged}")
-    for id in sorted(known | set(seen["exercise"]) | set(seen["check"]), key=_order):
-        if id not in seen["exercise"]:
-            problems.append(f"{name}: no cell has the tag exercise-{id}")
-        elif id not in seen["check"]:
-            problems.append(f"{name}, cell {seen['exercise'][id]}: exercise {id} has no check cell (tag check-{id})")
-        elif seen["check"][id] < seen["exercise"][id]:
-            problems.append(f"{name}, cell {seen['check'][id]}: check {id} comes before its exercise")
+        problems += _block_problems(source, exercises, here)
+        if sorted(called := checked_ids(source)) != sorted(checks):
+            problems.append(f"{here}: checks {called}, but its tags check- say {checks}")
+        problems += [f"{here}: check {id} comes before its exercise" for id in checks if id not in written]
+        written += exercises
+        checked += checks
+    known = [exercise.id for exercise in exercises_of(number)]
+    for kind, there in (("exercise", written), ("check", checked)):
+        if sorted(there, key=_order) != known:
+            problems.append(f"{name}: tags {kind}- are {there}, but there are checkers of {known}")
     return problems
 
 

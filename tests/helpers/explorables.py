@@ -13,12 +13,9 @@ from notebooks.course.explore import (
     Frame,
     Lane,
     Lanes,
-    Lines,
-    Mark,
     Node,
     Number,
     Numbers,
-    Series,
     Span,
     Strip,
     Tree,
@@ -48,7 +45,6 @@ def panels(slots: int, name: str) -> list[Any]:
             legend=[("decode", "decode"), ("r0", "held by request 0")],
         ),
         Tree("Tree", Node("", children=[Node("ab", "0..1", 1, "split", was="a", children=after)]), before),
-        Lines("Lines", "x", "y", [Series("curve", [(1, 1), (16, 16)])], (1, 16), (1, 16), [Mark(slots, used, "here")]),
         Numbers("Numbers", [Number("always", "the same"), Number("long", "a long sentence that takes space")]),
     ]
 

@@ -12,7 +12,7 @@ import torch
 
 from nanoinfer.model import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, exercise, expect, expect_equal
+from notebooks.course import Given, Hint, NotWritten, attempt, check, checks, expect, expect_equal
 from notebooks.course.exercises import all_exercises, exercises_of, find
 from tests.sample_series import save_checks
 
@@ -277,31 +277,6 @@ class TestCheck:
 
 class TestExercise:
     """@exercise("5.1", ...)."""
-
-    @pytest.mark.parametrize("id", ["4", "4.", "a.1", "4.1.2", " 4.1"])
-    def test_a_bad_id_is_refused(self, id: str) -> None:
-        with pytest.raises(ValueError, match="exercise id"):
-            exercise(id, "title")
-
-    def test_bad_points_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="points=0"):
-            exercise("5.1", "title", points=0)
-
-    @pytest.mark.usefixtures("notebook_90")
-    def test_an_id_is_given_once_and_in_its_own_file(self, tmp_path: Path) -> None:
-        find("90.1")
-        with pytest.raises(ValueError, match=r"90.1: is registered already"):
-            exercise("90.1", "again")(lambda given: None)
-        (tmp_path / "nb92.py").write_text(
-            "from notebooks.course import exercise\nexercise('93.1', 'x')(lambda given: None)\n"
-        )
-        with pytest.raises(ValueError, match=r"belongs to nb93.py, not to nb92.py"):
-            exercises_of(92)
-        (tmp_path / "nb90_more.py").write_text(
-            "from notebooks.course import exercise\nexercise('94.1', 'x')(lambda given: None)\n"
-        )
-        with pytest.raises(ValueError, match=r"belongs to nb94.py, not to nb90_more.py"):
-            find("90.1")
 
     @pytest.mark.usefixtures("notebook_90")
     def test_a_notebooks_checks_may_be_in_several_files(self, tmp_path: Path) -> None:

@@ -45,10 +45,3 @@ def test_the_table_is_text_and_html(table: CostTable, story: LLM) -> None:
     assert len(rows) == 8
     assert all(f"{column.tokens_computed:,}" in rows[1] for column in short.columns.values())
     assert short._repr_html_().count("<tr>") == 9
-
-
-def test_a_notebook_without_a_column_is_refused(story: LLM) -> None:
-    with pytest.raises(ValueError, match="notebook='01': the first with a column is '02'"):
-        cost_table("01", story.model)
-    with pytest.raises(ValueError, match="notebook='7': must be two digits, as '05'"):
-        cost_table("7", story.model)

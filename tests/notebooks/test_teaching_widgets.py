@@ -89,12 +89,6 @@ class TestWatchTree:
         tree.run_buttons[0].click()
         assert "64 slots" in tree.pictures[-1].alt
 
-    def test_what_it_is_given_is_checked(self, llm: LLM) -> None:
-        with pytest.raises(ValueError, match="prompts="):
-            watch_tree(llm, prompts=("one",))  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="llm"):
-            watch_tree(llm.engine)  # type: ignore[arg-type]
-
 
 class TestTrySlots:
     """Allocate by a button, free by pressing a number."""

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 END = 2
 SQUARE_ROOT = "Divide the scores by the square root of D before the softmax."
@@ -25,33 +26,27 @@ def _(given: Given) -> str:
         for tokens in (7, 1, 0, 1000)
     ]
     mistakes: dict[str, Mistake] = {
-        "That is the size for one token. The cache holds `num_tokens` of them.": {"tokens": False},
-        "That is how many numbers the cache holds. Each takes `itemsize` bytes.": {"item": False},
-        "Every key/value head has its own vectors of size head_dim.": {"heads": "one"},
-        "Every layer has its own keys and values.": {"layers": False},
-        "Count key/value heads, not query heads. Query heads share keys and values, and queries aren't kept.": {
-            "heads": "query"
-        },
-        "The cache holds a key and a value for each token: two vectors per layer and head, not one.": {"two": False},
+        "That is the size for one token. The cache holds `num_tokens` of them.": "one_token",
+        "That is how many numbers the cache holds. Each takes `itemsize` bytes.": "numbers",
+        "Every key/value head has its own vectors of size head_dim.": "one_head",
+        "Every layer has its own keys and values.": "one_layer",
+        "Count key/value heads, not query heads. Query heads share keys and values, and queries aren't kept.": "query",
+        "The cache holds a key and a value for each token: two vectors per layer and head, not one.": "one_vector",
     }
     compare(given["kv_cache_bytes"], _bytes, cases, mistakes, hint="the size is wrong.")
     return "four models, with and without grouped-query attention"
 
 
-def _bytes(
-    config: Any,
-    num_tokens: int,
-    itemsize: int,
-    *,
-    two: bool = True,
-    layers: bool = True,
-    heads: str = "kv",
-    tokens: bool = True,
-    item: bool = True,
-) -> int:
-    count = {"kv": config.num_key_value_heads, "query": config.num_attention_heads, "one": 1}[heads]
-    size = count * config.head_dim * (2 if two else 1) * (config.num_hidden_layers if layers else 1)
-    return size * (num_tokens if tokens else 1) * (itemsize if item else 1)
+def _bytes(config: Any, num_tokens: int, itemsize: int, wrong: Wrong = ()) -> int:
+    heads = config.num_attention_heads if "query" in wrong else config.num_key_value_heads
+    count = 1 if "one_head" in wrong else heads
+    vectors = count * (1 if "one_vector" in wrong else 2) * (1 if "one_layer" in wrong else config.num_hidden_layers)
+    return (
+        vectors
+        * config.head_dim
+        * (1 if "one_token" in wrong else num_tokens)
+        * (1 if "numbers" in wrong else itemsize)
+    )
 
 
 @exercise("3.2", "How many requests fit")
@@ -66,32 +61,23 @@ def _(given: Given) -> str:
     ]
     mistakes = {
         "You give every request room for the K/V of num_tokens tokens. It needs one less: the newest token has no K/V yet, "
-        "and the last token never gets any.": {"newest": True},
-        "That many requests would fit if there were no weights. The weights take memory too.": {"weights": False},
-        "A request that fits only partly doesn't fit.": {"in_part": True},
-        "Return a whole number of requests (an int). A request that fits only partly doesn't fit.": {"exact": True},
-        "A negative number of requests? If the weights alone don't fit, no request does.": {"negative": True},
+        "and the last token never gets any.": "newest",
+        "That many requests would fit if there were no weights. The weights take memory too.": "no_weights",
+        "A request that fits only partly doesn't fit.": "in_part",
+        "Return a whole number of requests (an int). A request that fits only partly doesn't fit.": "exact",
+        "A negative number of requests? If the weights alone don't fit, no request does.": "negative",
     }
     compare(given["requests_that_fit"], _fitting, cases, mistakes, hint="this many whole requests fit, and no more.")
     return "exact to the byte; none where there is no room"
 
 
 def _fitting(
-    memory_bytes: int,
-    weight_bytes: int,
-    kv_bytes_per_token: int,
-    num_tokens: int,
-    *,
-    newest: bool = False,
-    weights: bool = True,
-    in_part: bool = False,
-    exact: bool = False,
-    negative: bool = False,
+    memory_bytes: int, weight_bytes: int, kv_bytes_per_token: int, num_tokens: int, wrong: Wrong = ()
 ) -> float:
-    room = memory_bytes - weight_bytes if weights else memory_bytes
-    needed = kv_bytes_per_token * (num_tokens - (not newest))
-    room = room if negative else max(room, 0)
-    return room / needed if exact else -(-room // needed) if in_part else room // needed
+    room = memory_bytes if "no_weights" in wrong else memory_bytes - weight_bytes
+    needed = kv_bytes_per_token * (num_tokens - ("newest" not in wrong))
+    room = room if "negative" in wrong else max(room, 0)
+    return room / needed if "exact" in wrong else -(-room // needed) if "in_part" in wrong else room // needed
 
 
 @exercise("3.3", "Decode, for one head", points=2)
@@ -102,11 +88,11 @@ def _(given: Given) -> str:
         q, k, v = torch.randn(3, head_dim, generator=generator)
         cases.append((q, k, v, *torch.randn(2, length, head_dim, generator=generator)))
     mistakes: dict[str, Mistake] = {
-        SQUARE_ROOT: {"power": 0.0},
-        "The new token sees itself too: attend over the keys with the new key appended.": {"itself": False},
-        "Scores aren't weights yet. The softmax makes them positive, and they then add up to 1.": {"softmax": False},
-        "You divide the scores by D. Divide them by its square root instead.": {"power": 1.0},
-        "The new keys must be the cached keys followed by k, and the new values those followed by v.": {"first": True},
+        SQUARE_ROOT: "unscaled",
+        "The new token sees itself too: attend over the keys with the new key appended.": "not_itself",
+        "Scores aren't weights yet. The softmax makes them positive, and they then add up to 1.": "no_softmax",
+        "You divide the scores by D. Divide them by its square root instead.": "by_d",
+        "The new keys must be the cached keys followed by k, and the new values those followed by v.": "first",
     }
     hint = "return the output, the cached keys followed by k, and the cached values followed by v."
     compare(given["decode_step"], _decode_step, cases, mistakes, hint=hint, atol=1e-5)
@@ -114,22 +100,14 @@ def _(given: Given) -> str:
 
 
 def _decode_step(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    power: float = 0.5,
-    itself: bool = True,
-    softmax: bool = True,
-    first: bool = False,
-) -> tuple[torch.Tensor, ...]:
-    keys = torch.cat((k[None], keys) if first else (keys, k[None]))
-    values = torch.cat((v[None], values) if first else (values, v[None]))
-    seen = len(keys) - (not itself)
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()
+) -> tuple[Tensor, ...]:
+    power = 0.0 if "unscaled" in wrong else 1.0 if "by_d" in wrong else 0.5
+    keys = torch.cat((k[None], keys) if "first" in wrong else (keys, k[None]))
+    values = torch.cat((v[None], values) if "first" in wrong else (values, v[None]))
+    seen = len(keys) - ("not_itself" in wrong)
     scores = keys[:seen] @ q / len(q) ** power
-    return (scores.softmax(0) if softmax else scores) @ values[:seen], keys, values
+    return (scores if "no_softmax" in wrong else scores.softmax(0)) @ values[:seen], keys, values
 
 
 @exercise("3.4", "Grouped-query attention", points=2)
@@ -139,7 +117,7 @@ def _(given: Given) -> str:
     for length, heads, kv_heads, head_dim in ((5, 8, 2, 4), (1, 4, 2, 8), (7, 3, 3, 4), (9, 6, 1, 16), (40, 8, 2, 32)):
         q = torch.randn(heads, head_dim, generator=generator)
         cases.append((q, *torch.randn(2, length, kv_heads, head_dim, generator=generator)))
-    mistakes = {NEIGHBOURS: {"tiled": True}, SQUARE_ROOT: {"scaled": False}}
+    mistakes = {NEIGHBOURS: "tiled", SQUARE_ROOT: "unscaled"}
     hint = (
         "a query head's output isn't attention over its key/value head. Does your softmax run over the S tokens? The "
         "result is [H, D]."
@@ -148,14 +126,12 @@ def _(given: Given) -> str:
     return "with 1, 2 and H key/value heads"
 
 
-def by_heads(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, tiled: bool = False, scaled: bool = True
-) -> torch.Tensor:
+def by_heads(q: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()) -> Tensor:
     """q [H, D], keys and values [S, Hk, D] → [H, D]. `tiled`: query head h reads key/value head h % Hk."""
     heads, kv_heads = torch.arange(len(q)), keys.shape[1]
-    read = heads % kv_heads if tiled else heads // (len(q) // kv_heads)
+    read = heads % kv_heads if "tiled" in wrong else heads // (len(q) // kv_heads)
     k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
-    return scaled_dot_product_attention(q[:, None], k, v, scale=None if scaled else 1.0)[:, 0]
+    return scaled_dot_product_attention(q[:, None], k, v, scale=1.0 if "unscaled" in wrong else None)[:, 0]
 
 
 class _Forward:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.random_model import random_model
@@ -14,7 +15,7 @@ from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from notebooks.course.checks.nb03 import NEIGHBOURS, SQUARE_ROOT, by_heads
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 
 @exercise("4.1", "Pad and mask")
@@ -25,9 +26,9 @@ def _(given: Given) -> str:
         for lens, kv_heads, head_dim in (([3, 1, 5], 2, 4), ([2, 2], 1, 3), ([4], 2, 2), ([1, 7, 7, 2], 3, 8))
     ]
     mistakes: dict[str, Mistake] = {
-        "Your mask is True for padding. `seen` must be True for tokens.": {"inverted": True},
-        "Row i must begin with the keys of request i: the padding is behind them.": {"behind": True},
-        "The padding of each row must be zeros.": {"padding": 1.0},
+        "Your mask is True for padding. `seen` must be True for tokens.": "inverted",
+        "Row i must begin with the keys of request i: the padding is behind them.": "behind",
+        "The padding of each row must be zeros.": "ones",
     }
     hint = (
         "return the rectangle [B, longest, Hk, D], zeros where there is no token, and `seen`, True where there is one."
@@ -36,16 +37,15 @@ def _(given: Given) -> str:
     return "one row, equal rows and unequal rows"
 
 
-def _padded(
-    keys: list[torch.Tensor], *, inverted: bool = False, behind: bool = False, padding: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(keys: list[Tensor], wrong: Wrong = ()) -> tuple[Tensor, Tensor]:
+    padding = 1.0 if "ones" in wrong else 0.0
     longest = max(map(len, keys))
     rectangle, seen = torch.full((len(keys), longest, *keys[0].shape[1:]), padding), torch.zeros(len(keys), longest)
     for row, key in enumerate(keys):
-        start = longest - len(key) if behind else 0
+        start = longest - len(key) if "behind" in wrong else 0
         rectangle[row, start : start + len(key)] = key
         seen[row, : len(key)] = 1
-    return rectangle, seen.bool() ^ inverted
+    return rectangle, seen.bool() ^ ("inverted" in wrong)
 
 
 @exercise("4.2", "Attention over a padded batch", points=2)
@@ -65,37 +65,25 @@ def _(given: Given) -> str:
             filled = [kv.masked_fill(~seen[..., None, None], padding) for kv in (keys, values)]
             cases.append((q, *filled, seen))
     mistakes = {
-        "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight.": {
-            "masked": False
-        },
-        "Padding isn't masked, so it has weight, whatever it holds.": {"masked": False, "zeroed": False},
-        NEIGHBOURS: {"tiled": True},
-        SQUARE_ROOT: {"scaled": False},
+        "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight.": "unmasked",
+        "Padding isn't masked, so it has weight, whatever it holds.": "unmasked as_it_is",
+        NEIGHBOURS: "tiled",
+        SQUARE_ROOT: "unscaled",
         "With padding of NaN, the output is NaN. A weight of 0 doesn't help, because 0 · NaN is NaN. Take the padding out "
-        "of keys and values before you multiply.": {"multiplied": True},
+        "of keys and values before you multiply.": "multiplied",
     }
     hint = "the rows [B, H, D] differ from what each request gets alone, whatever the padding holds."
     compare(given["batched_decode_attention"], _batched, cases, mistakes, hint=hint, atol=1e-5)
     return "whatever the padding holds, every row is as if it were computed alone"
 
 
-def _batched(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    seen: torch.Tensor,
-    *,
-    masked: bool = True,
-    zeroed: bool = True,
-    multiplied: bool = False,
-    **options: bool,
-) -> torch.Tensor:
+def _batched(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, wrong: Wrong = ()) -> Tensor:
     rows = []
-    if not masked and zeroed:
+    if "unmasked" in wrong and "as_it_is" not in wrong:
         keys, values = (kv.masked_fill(~seen[..., None, None], 0) for kv in (keys, values))
-    for i, here in enumerate(seen if masked else torch.ones_like(seen)):
-        out = by_heads(q[i], keys[i, here], values[i, here], **options)
-        rows.append(out + 0 * values[i].sum() if multiplied else out)
+    for i, here in enumerate(torch.ones_like(seen) if "unmasked" in wrong else seen):
+        out = by_heads(q[i], keys[i, here], values[i, here], wrong)
+        rows.append(out + 0 * values[i].sum() if "multiplied" in wrong else out)
     return torch.stack(rows)
 
 
@@ -124,7 +112,7 @@ def _(given: Given) -> str:
     return "copies of exactly the tokens' size"
 
 
-def _split(rectangle: torch.Tensor, lens: list[int]) -> list[torch.Tensor]:
+def _split(rectangle: Tensor, lens: list[int]) -> list[Tensor]:
     return [row[:length] for row, length in zip(rectangle, lens, strict=True)]
 
 

@@ -9,7 +9,7 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
-from notebooks.course.tables import compare, expect_refused
+from notebooks.course.tables import Wrong, compare, expect_refused
 
 Runs = list[tuple[int, int]]
 
@@ -45,12 +45,12 @@ def _after(student: Any) -> Any:
 def _(given: Given) -> str:
     cases = [(state, need) for state in STATES for need in (0, 1, 3, 4, 5, 8, 9, 12, 19, 32, 40)]
     mistakes = {
-        f"alloc returned only some of the slots. {ALL_OR_NOTHING}, so return None": {"partly": True},
-        "The slots are still in `runs`, so the next request would get them too": {"kept": True},
+        f"alloc returned only some of the slots. {ALL_OR_NOTHING}, so return None": "partly",
+        "The slots are still in `runs`, so the next request would get them too": "kept",
         "alloc returned None but changed `runs`, so the slots that it took are lost. Check that there are enough slots "
-        "before you take any": {"lost": True},
-        "If no slots are asked for, return an empty list, not None": {"none_of_none": True},
-        "Return the lowest free slots in ascending order": {"falling": True},
+        "before you take any": "lost",
+        "If no slots are asked for, return an empty list, not None": "none_of_none",
+        "Return the lowest free slots in ascending order": "falling",
     }
     hint = (
         "take the lowest free slots, from as many runs as you need, and leave whole runs, none of them empty; None if "
@@ -60,21 +60,12 @@ def _(given: Given) -> str:
     return f"lowest first, all or nothing, in {len(cases)} cases"
 
 
-def _lowest(
-    runs: Runs,
-    need_size: int,
-    *,
-    partly: bool = False,
-    kept: bool = False,
-    lost: bool = False,
-    none_of_none: bool = False,
-    falling: bool = False,
-) -> tuple[list[int] | None, Runs]:
+def _lowest(runs: Runs, need_size: int, wrong: Wrong = ()) -> tuple[list[int] | None, Runs]:
     free = free_set(runs)
     slots = sorted(free)[:need_size]
-    if (need_size > len(free) and not partly) or (need_size == 0 and none_of_none):
-        return None, [] if lost and need_size else runs
-    return slots[::-1] if falling else slots, runs if kept else as_runs(free - set(slots))
+    if (need_size > len(free) and "partly" not in wrong) or (need_size == 0 and "none_of_none" in wrong):
+        return None, [] if "lost" in wrong and need_size else runs
+    return slots[::-1] if "falling" in wrong else slots, runs if "kept" in wrong else as_runs(free - set(slots))
 
 
 @exercise("5.4", "Allocate neighbours, first fit")
@@ -82,9 +73,9 @@ def _(given: Given) -> str:
     states = [*STATES, [(0, 2), (4, 9), (10, 13), (20, 23)]]
     cases = [(state, need) for state in states for need in (1, 2, 3, 4, 5, 8, 12, 13, 32, 33)]
     mistakes = {
-        "`end` is exclusive. The slots are start, ..., end - 1, and end is the next one": {"inclusive": True},
-        "A later run is long enough, but *first fit* takes the first such run": {"last": True},
-        "The slots are still in `runs`: the wrong slots are left there": {"kept": True},
+        "`end` is exclusive. The slots are start, ..., end - 1, and end is the next one": "inclusive",
+        "A later run is long enough, but *first fit* takes the first such run": "last",
+        "The slots are still in `runs`: the wrong slots are left there": "kept",
     }
     hint = (
         "take the first slots of the first run that is long enough: return (start, end); None if there is no such run"
@@ -94,15 +85,13 @@ def _(given: Given) -> str:
     return f"first fit in {len(cases)} cases"
 
 
-def _first_fit(
-    runs: Runs, need_size: int, *, inclusive: bool = False, last: bool = False, kept: bool = False
-) -> tuple[list[int] | None, Runs]:
+def _first_fit(runs: Runs, need_size: int, wrong: Wrong = ()) -> tuple[list[int] | None, Runs]:
     fitting = [start for start, end in runs if end - start >= need_size]
     if not fitting:
         return None, runs
-    start = fitting[-1 if last else 0]
+    start = fitting[-1 if "last" in wrong else 0]
     left = as_runs(free_set(runs) - set(range(start, start + need_size)))
-    return [start, start + need_size - inclusive], runs if kept else left
+    return [start, start + need_size - ("inclusive" in wrong)], runs if "kept" in wrong else left
 
 
 @exercise("5.5", "Free, errors before effects", points=2)
@@ -116,7 +105,7 @@ def _(given: Given) -> str:
         ([(1, 31)], [31, 0], SIZE),
         ([(0, 3)], [7], SIZE),
     ]
-    mistakes = {"Sort `runs` and merge the runs that touch each other": {"merged": False}}
+    mistakes = {"Sort `runs` and merge the runs that touch each other": "unmerged"}
     compare(
         _after(student), _freed, cases, mistakes, hint="the wrong slots are free afterwards. Free runs never touch."
     )
@@ -134,9 +123,9 @@ def _(given: Given) -> str:
     return "merged runs, and three errors that change nothing"
 
 
-def _freed(runs: Runs, slots: list[int], size: int, *, merged: bool = True) -> tuple[None, Runs]:
+def _freed(runs: Runs, slots: list[int], size: int, wrong: Wrong = ()) -> tuple[None, Runs]:
     single = [(slot, slot + 1) for slot in slots]
-    return None, as_runs(free_set(runs) | set(slots)) if merged else [*runs, *single]
+    return None, [*runs, *single] if "unmerged" in wrong else as_runs(free_set(runs) | set(slots))
 
 
 @exercise("5.2", "From a block table to slots")
@@ -233,13 +222,10 @@ def _(given: Given) -> str:
             owners["request 4"] = owners["request 0"][:1]  # a slot with three owners
         cases.append((pool, owners))
     mistakes = {
-        "Some of the slots that you call leaked are free. A free slot isn't lost: the free list owns it": {
-            "free_leak": True
-        },
-        "A slot that has an owner and is free at the same time is contested too, because the free list is an owner": {
-            "only_requests": True
-        },
-        "List a contested slot once, however many owners it has": {"repeated": True},
+        "Some of the slots that you call leaked are free. A free slot isn't lost: the free list owns it": "free_leak",
+        "A slot that has an owner and is free at the same time is contested too, because the free list is an "
+        "owner": "only_requests",
+        "List a contested slot once, however many owners it has": "repeated",
     }
     hint = "leaked slots are neither free nor held by an owner; contested ones have more than one owner. List both in "
     hint += "ascending order"
@@ -254,16 +240,9 @@ def _(given: Given) -> str:
     return "leaks, double owners, and slots that are free and owned at once"
 
 
-def _audit(
-    pool: TokenToKVPool,
-    owners: dict[str, torch.Tensor],
-    *,
-    free_leak: bool = False,
-    only_requests: bool = False,
-    repeated: bool = False,
-) -> tuple[list[int], list[int]]:
+def _audit(pool: TokenToKVPool, owners: dict[str, torch.Tensor], wrong: Wrong = ()) -> tuple[list[int], list[int]]:
     held, free = [slot for slots in owners.values() for slot in slots.tolist()], pool.free_slots().tolist()
-    everything = held if only_requests else held + free
-    leaked = [slot for slot in range(pool.size) if slot not in held and (free_leak or slot not in free)]
+    everything = held if "only_requests" in wrong else held + free
+    leaked = [slot for slot in range(pool.size) if slot not in held and ("free_leak" in wrong or slot not in free)]
     contested = [slot for slot in range(pool.size) if everything.count(slot) > 1]
-    return leaked, [slot for slot in contested for _ in range(everything.count(slot) - 1 if repeated else 1)]
+    return leaked, [slot for slot in contested for _ in range(everything.count(slot) - 1 if "repeated" in wrong else 1)]

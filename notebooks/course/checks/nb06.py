@@ -12,7 +12,7 @@ import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, expect
-from notebooks.course.tables import ALSO, compare
+from notebooks.course.tables import ALSO, Wrong, compare
 
 # seq_lens, prefix_lens: the worked example, no prefix, mixed, different prefixes, one new token each, a single token.
 BATCHES = [
@@ -62,12 +62,10 @@ def _positions(seq_lens: list[int], prefix_lens: list[int]) -> list[int]:
 @exercise("6.2", "CSR row pointers")
 def _(given: Given) -> str:
     mistakes = {
-        "The 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]": {"zero": False},
+        "The 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]": "no_zero",
         "The total is missing at the end. Request i has the range indptr[i] : indptr[i + 1]. The last request needs an end "
-        "too, so B requests need B + 1 pointers": {"total": False},
-        "Your start_loc is where each request *ends*. It must be the sum of the lengths *before* the request": {
-            "ends": True
-        },
+        "too, so B requests need B + 1 pointers": "no_total",
+        "Your start_loc is where each request *ends*. It must be the sum of the lengths *before* the request": "ends",
     }
     hint = "indptr must be int32, 0 followed by the running sums, and start_loc all of them but the last"
     cases = [([12],), ([8, 3, 6],), ([1, 1, 1, 1],), ([5, 17, 2, 9, 30],)]
@@ -75,11 +73,10 @@ def _(given: Given) -> str:
     return "B + 1 pointers, and start_loc is all but the last"
 
 
-def _pointers(
-    lens: list[int], *, zero: bool = True, total: bool = True, ends: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _pointers(lens: list[int], wrong: Wrong = ()) -> tuple[torch.Tensor, torch.Tensor]:
     sums = [0, *accumulate(lens)]
-    return int32(sums[not zero : len(sums) - (not total)]), int32(sums[1:] if ends else sums[:-1])
+    pointers = sums[("no_zero" in wrong) : len(sums) - ("no_total" in wrong)]
+    return int32(pointers), int32(sums[1:] if "ends" in wrong else sums[:-1])
 
 
 @exercise("6.3", "Is it a range?")
@@ -88,13 +85,13 @@ def _(given: Given) -> str:
     cases = [[16, 17, 18, 19, 20], list(range(7)), [9], [0], [4, 6, 5, 7], [4, 9, 2, 7], [7, 6, 5, 4], [3, 4, 6, 7]]
     cases += [[5, 6, 7, 3], [2, 2]]
     mistakes = {
-        "`end` is exclusive: it must be the slot after the last one": {"inclusive": True},
+        "`end` is exclusive: it must be the slot after the last one": "inclusive",
         "You look at the first and the last slot only. [4, 6, 5, 7] is in the wrong order, and [4, 9, 2, 7] has slots "
-        "of other requests in between: their K/V would be overwritten": {"ends_only": True},
+        "of other requests in between: their K/V would be overwritten": "ends_only",
         "You don't look at the order. In [4, 6, 5, 7] two tokens' K/V would be swapped, and [7, 6, 5, 4] is in descending "
-        "order": {"ordered": False},
-        "Slots in descending order are no range: a copy would store the K/V in reverse": {"falling": True},
-        "A single slot is a range, too, and slot 0 is a slot like any other": {"single": False},
+        "order": "any_order",
+        "Slots in descending order are no range: a copy would store the K/V in reverse": "falling",
+        "A single slot is a range, too, and slot 0 is a slot like any other": "not_single",
     }
 
     def call(slots: list[int], dtype: torch.dtype) -> list[int | None]:
@@ -108,24 +105,15 @@ def _(given: Given) -> str:
     return "order, gaps and single slots"
 
 
-def _range(
-    slots: list[int],
-    dtype: torch.dtype,
-    *,
-    inclusive: bool = False,
-    ends_only: bool = False,
-    ordered: bool = True,
-    falling: bool = False,
-    single: bool = True,
-) -> list[int | None]:
-    steps = [after - before for before, after in pairwise(slots if ordered else sorted(slots))]
-    is_range = all(step == 1 for step in steps) or (falling and all(step == -1 for step in steps))
-    if ends_only:
+def _range(slots: list[int], dtype: torch.dtype, wrong: Wrong = ()) -> list[int | None]:
+    steps = [after - before for before, after in pairwise(sorted(slots) if "any_order" in wrong else slots)]
+    is_range = all(step == 1 for step in steps) or ("falling" in wrong and all(step == -1 for step in steps))
+    if "ends_only" in wrong:
         is_range = slots[-1] - slots[0] == len(slots) - 1
-    if not is_range or (len(slots) == 1 and not single):
+    if not is_range or (len(slots) == 1 and "not_single" in wrong):
         return [None, None]
     first, last = min(slots), max(slots)
-    return [first, last + (not inclusive)] if not falling else [slots[0], slots[-1] + 1]
+    return [slots[0], slots[-1] + 1] if "falling" in wrong else [first, last + ("inclusive" not in wrong)]
 
 
 def refuse_loops(function: Callable[..., Any]) -> None:
@@ -155,7 +143,7 @@ def _(given: Given) -> str:
         )
     ]
     mistakes = {
-        "You read rows 0, 1, ... of the table. Request i of the batch is in row req_pool_indices[i]": {"by_row": False}
+        "You read rows 0, 1, ... of the table. Request i of the batch is in row req_pool_indices[i]": "by_place"
     }
     hint = "list the slots request by request, each in the order of its positions, int32, without padding"
     compare(student, _indices, cases, mistakes, give=int32, hint=hint)
@@ -164,9 +152,9 @@ def _(given: Given) -> str:
 
 
 def _indices(
-    req_to_token: np.ndarray, req_pool_indices: list[int], seq_lens: list[int], *, by_row: bool = True
+    req_to_token: np.ndarray, req_pool_indices: list[int], seq_lens: list[int], wrong: Wrong = ()
 ) -> torch.Tensor:
-    rows = req_pool_indices if by_row else range(len(seq_lens))
+    rows = range(len(seq_lens)) if "by_place" in wrong else req_pool_indices
     return int32([req_to_token[row, p] for row, seq in zip(rows, seq_lens, strict=True) for p in range(seq)])
 
 

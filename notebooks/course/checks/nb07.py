@@ -4,10 +4,11 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect
-from notebooks.course.tables import compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 ATOL = 2e-4
 N = 24  # slots
@@ -15,7 +16,7 @@ SCALE = "multiply the scores q · k by `scale`; without it the softmax is too sh
 WRONG_HEAD = "your query heads read the wrong K/V head: head h reads h // (H / Hk), so neighbours share one"
 
 
-def int32(values: Any) -> torch.Tensor:
+def int32(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
@@ -31,11 +32,11 @@ def _(given: Given) -> str:
         cases.append((*buffers, int32(slots), *new))
     mistakes = {
         "With slot -1, you changed the last slot of the pool. As an index, -1 means the last slot, which may hold the "
-        "K/V of another request": {"padding": True},
-        "you swapped keys and values": {"swapped": True},
+        "K/V of another request": "padding",
+        "you swapped keys and values": "swapped",
     }
 
-    def call(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def call(*arguments: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = arguments[0].clone(), arguments[1].clone()
         store(keys, values, *arguments[2:])
         return keys, values
@@ -46,18 +47,11 @@ def _(given: Given) -> str:
 
 
 def _stored(
-    key_buffer: torch.Tensor,
-    value_buffer: torch.Tensor,
-    slots: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    padding: bool = False,
-    swapped: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    key_buffer: Tensor, value_buffer: Tensor, slots: Tensor, k: Tensor, v: Tensor, wrong: Wrong = ()
+) -> tuple[Tensor, Tensor]:
     for i, slot in enumerate(slots.tolist()):
-        if slot >= 0 or padding:
-            key_buffer[slot], value_buffer[slot] = (v[i], k[i]) if swapped else (k[i], v[i])
+        if slot >= 0 or "padding" in wrong:
+            key_buffer[slot], value_buffer[slot] = (v[i], k[i]) if "swapped" in wrong else (k[i], v[i])
     return key_buffer, value_buffer
 
 
@@ -73,11 +67,11 @@ def _(given: Given) -> str:
     return "four shapes, including one K/V head for all query heads"
 
 
-def _expanded(kv: torch.Tensor, num_heads: int) -> torch.Tensor:
+def _expanded(kv: Tensor, num_heads: int) -> Tensor:
     return torch.stack([kv[:, head // (num_heads // kv.shape[1])] for head in range(num_heads)], dim=1)
 
 
-def qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [tokens, H, 8] and buffers [N, Hk, 8]."""
     generator = torch.Generator().manual_seed(100 * tokens + 10 * num_heads + num_kv_heads)
     q = torch.randn(tokens, num_heads, 8, generator=generator)
@@ -85,48 +79,33 @@ def qkv(tokens: int, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor, t
     return q, 2 * keys, values
 
 
-def attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slots: list[int],
-    scale: float = 0.3,
-    *,
-    tiled: bool = False,
-    over_heads: bool = False,
-    shift: int | None = None,
-    itself: bool = True,
-    hidden: float = -torch.inf,
-) -> torch.Tensor:
+def attend(q: Tensor, keys: Tensor, values: Tensor, slots: list[int], scale: float = 0.3, wrong: Wrong = ()) -> Tensor:
     """Attention of the last `len(q)` of the tokens in `slots`, in float64. Each option makes a usual mistake."""
+    hidden = 0.0 if "zeros" in wrong else -torch.inf
     heads, kv_heads, total = q.shape[1], keys.shape[1], len(slots)
-    read = [head % kv_heads if tiled else head // (heads // kv_heads) for head in range(heads)]
+    read = [head % kv_heads if "tiled" in wrong else head // (heads // kv_heads) for head in range(heads)]
     k, v = (kv[slots][:, read].double() for kv in (keys, values))  # [tokens, H, 8]
-    scores = torch.einsum("ihd,jhd->ihj", q.double(), k) * scale
-    shift = total - len(q) if shift is None else shift
+    scores = torch.einsum("ihd,jhd->ihj", q.double(), k) * (1.0 if "unscaled" in wrong else scale)
+    shift = N if "no_mask" in wrong else 0 if "unshifted" in wrong else total - len(q)
     for i in range(len(q)):
-        scores[i, :, shift + i + itself :] = hidden
-    return torch.einsum("ihj,jhd->ihd", scores.softmax(1 if over_heads else 2), v).float()
+        scores[i, :, shift + i + ("not_itself" not in wrong) :] = hidden
+    return torch.einsum("ihj,jhd->ihd", scores.softmax(1 if "over_heads" in wrong else 2), v).float()
 
 
 def _decode(
-    q: torch.Tensor,
-    key_buffer: torch.Tensor,
-    value_buffer: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
+    q: Tensor,
+    key_buffer: Tensor,
+    value_buffer: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
     scale: float,
-    *,
-    scaled: bool = True,
-    everything: bool = False,
-    consecutive: bool = False,
-    **options: bool,
-) -> torch.Tensor:
+    wrong: Wrong = (),
+) -> Tensor:
     parts = []
     for i, (begin, end) in enumerate(pairwise(kv_indptr.tolist())):
-        slots = list(range(begin, end)) if consecutive else kv_indices.tolist()[begin:end]
-        slots = kv_indices.tolist() if everything else slots
-        parts.append(attend(q[i : i + 1], key_buffer, value_buffer, slots, scale if scaled else 1.0, **options))
+        slots = list(range(begin, end)) if "consecutive" in wrong else kv_indices.tolist()[begin:end]
+        slots = kv_indices.tolist() if "everything" in wrong else slots
+        parts.append(attend(q[i : i + 1], key_buffer, value_buffer, slots, scale, wrong))
     return torch.cat(parts)
 
 
@@ -144,16 +123,12 @@ def _(given: Given) -> str:
         cases.append(
             (*qkv(len(rows), heads, kv_heads), int32([*chain(*rows)]), int32([0, *accumulate(map(len, rows))]), 0.3)
         )
-    mistakes: dict[str, dict[str, Any]] = {
-        SCALE: {"scaled": False},
-        WRONG_HEAD: {"tiled": True},
-        "each request sees all requests' slots; request i has only kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": {
-            "everything": True
-        },
-        "you read K/V from consecutive slots: look up each token's slot in kv_indices": {"consecutive": True},
-        "your softmax runs over heads: a head's weights over its request's tokens must add up to 1": {
-            "over_heads": True
-        },
+    mistakes: dict[str, Mistake] = {
+        SCALE: "unscaled",
+        WRONG_HEAD: "tiled",
+        "each request sees all requests' slots; request i has only kv_indices[kv_indptr[i]:kv_indptr[i + 1]]": "everything",
+        "you read K/V from consecutive slots: look up each token's slot in kv_indices": "consecutive",
+        "your softmax runs over heads: a head's weights over its request's tokens must add up to 1": "over_heads",
     }
     compare(decode, _decode, cases, mistakes, hint="the output isn't the right weighted mean of the values", atol=ATOL)
     q, keys, values = qkv(1, 2, 2)
@@ -170,10 +145,10 @@ def _(given: Given) -> str:
     student = given["extend_mask"]
     cases = [(0, 1, None), (0, 5, None), (6, 10, None), (9, 10, None), (0, 6, 3), (6, 10, 3), (2, 10, 1), (3, 6, 100)]
     mistakes = {
-        "row i isn't position i. It is position prefix_len + i, and it sees the whole prefix": {"shifted": False},
-        "a token must see itself too": {"itself": False},
-        "a window of 3 is 3 tokens, including the token itself; yours has 4": {"wide": True},
-        "with a window, hide the tokens that are too far back as well": {"window": False},
+        "row i isn't position i. It is position prefix_len + i, and it sees the whole prefix": "unshifted",
+        "a token must see itself too": "not_itself",
+        "a window of 3 is 3 tokens, including the token itself; yours has 4": "wide",
+        "with a window, hide the tokens that are too far back as well": "no_window",
     }
     hint = "the mask is boolean, with one row per new token and one column per token, including the prefix. "
     hint += "Query i is at position prefix_len + i and sees the keys up to that position"
@@ -185,19 +160,11 @@ def _(given: Given) -> str:
     return "with and without prefix and window"
 
 
-def _mask(
-    prefix_len: int,
-    seq_len: int,
-    sliding_window: int | None,
-    *,
-    shifted: bool = True,
-    itself: bool = True,
-    wide: bool = False,
-    window: bool = True,
-) -> torch.Tensor:
-    width = seq_len if sliding_window is None or not window else sliding_window + wide
-    key, row = torch.arange(seq_len), torch.arange(seq_len - prefix_len)[:, None] + (prefix_len if shifted else 0)
-    return (key < row + itself) & (row - key < width)
+def _mask(prefix_len: int, seq_len: int, sliding_window: int | None, wrong: Wrong = ()) -> Tensor:
+    width = seq_len if sliding_window is None or "no_window" in wrong else sliding_window + ("wide" in wrong)
+    key = torch.arange(seq_len)
+    row = torch.arange(seq_len - prefix_len)[:, None] + (0 if "unshifted" in wrong else prefix_len)
+    return (key < row + ("not_itself" not in wrong)) & (row - key < width)
 
 
 @exercise("7.5", "EXTEND attention of one request", points=2)
@@ -212,18 +179,14 @@ def _(given: Given) -> str:
             ([*range(20)], 3, 4, 4),
         )
     ]
-    mistakes: dict[str, dict[str, Any]] = {
-        SCALE: {"scaled": False},
-        WRONG_HEAD: {"tiled": True},
-        "new tokens see later ones: the mask is missing": {"shift": N},
-        "you didn't shift the mask by the prefix: row i is position prefix + i": {"shift": 0},
-        "hidden tokens still get weight: set their scores to minus infinity before the softmax, not to 0": {
-            "hidden": 0.0
-        },
-        "the output has NaN, because all scores of a row are minus infinity. Every token must see itself": {
-            "itself": False
-        },
-        "you read K/V from slots 0, 1, 2, ...: look the slots up in `slots`": {"looked_up": False},
+    mistakes: dict[str, Mistake] = {
+        SCALE: "unscaled",
+        WRONG_HEAD: "tiled",
+        "new tokens see later ones: the mask is missing": "no_mask",
+        "you didn't shift the mask by the prefix: row i is position prefix + i": "unshifted",
+        "hidden tokens still get weight: set their scores to minus infinity before the softmax, not to 0": "zeros",
+        "the output has NaN, because all scores of a row are minus infinity. Every token must see itself": "not_itself",
+        "you read K/V from slots 0, 1, 2, ...: look the slots up in `slots`": "not_looked_up",
     }
     compare(
         given["extend_attention"], _extend, cases, mistakes, hint="the output isn't attention over the slots", atol=ATOL
@@ -232,15 +195,7 @@ def _(given: Given) -> str:
 
 
 def _extend(
-    q: torch.Tensor,
-    key_buffer: torch.Tensor,
-    value_buffer: torch.Tensor,
-    slots: torch.Tensor,
-    scale: float,
-    *,
-    scaled: bool = True,
-    looked_up: bool = True,
-    **options: Any,
-) -> torch.Tensor:
-    places = slots.tolist() if looked_up else list(range(len(slots)))
-    return attend(q, key_buffer, value_buffer, places, scale if scaled else 1.0, **options)
+    q: Tensor, key_buffer: Tensor, value_buffer: Tensor, slots: Tensor, scale: float, wrong: Wrong = ()
+) -> Tensor:
+    places = list(range(len(slots))) if "not_looked_up" in wrong else slots.tolist()
+    return attend(q, key_buffer, value_buffer, places, scale, wrong)

@@ -34,23 +34,18 @@ def _(given: Given) -> str | None:
     expect(match.last_node is tree.root, "without a match, last_node must be the root, which the request then locks")
 
     known = filled(tree, ["ABCD", "ABEF", "ABEFGH", "X"])
-    expect_match(tree, known, ids("ABCD"), "the whole prompt is in the tree, in a node and its child")
-    expect_match(
-        tree,
-        known,
-        ids("ABEFGHI"),
-        "there are three nodes on this path: go on to a child below each node that matches in full",
-    )
-    expect_match(tree, known, ids("XYZ"), "the prompt is longer than the path, so the match is the tokens of the path")
-    expect_match(tree, known, ids("QRS"), "no child begins with this token, so nothing matches")
-    expect_match(tree, known, [], "the empty prompt matches nothing")
+    for text, why in (
+        ("ABCD", "the whole prompt is in the tree, in a node and its child"),
+        ("ABEFGHI", "there are three nodes on this path: go on to a child below each node that matches in full"),
+        ("XYZ", "the prompt is longer than the path, so the match is the tokens of the path"),
+        ("QRS", "no child begins with this token, so nothing matches"),
+        ("", "the empty prompt matches nothing"),
+    ):
+        expect_match(tree, known, ids(text), why)
     nodes = len(nodes_of(tree))
     expect_match(tree, known, ids("ABEFGQ"), "only the first token of the last node matches")
-    expect_equal(
-        len(nodes_of(tree)),
-        nodes + 1,
-        "a match that ends inside a node must split this node once: call self._split(child, length)",
-    )
+    split = "a match that ends inside a node must split this node once: call self._split(child, length)"
+    expect_equal(len(nodes_of(tree)), nodes + 1, split)
 
     rng = np.random.default_rng(7)
     for _ in range(200):
@@ -116,36 +111,23 @@ def _(given: Given) -> str | None:
     pool = tree.token_to_kv_pool
     known: Prefixes = {}
 
-    def insert(text: str, want: int, why: str) -> None:
-        slots = pool.alloc(len(text))
-        expect_equal(
-            tree.insert(ids(text), slots),
-            want,
-            f"insert({text!r}) must return how many of these tokens were already in the tree: {why}",
-        )
+    for text, want, why in (
+        ("ABCD", 0, "the tree was empty"),
+        ("ABEF", 2, "'AB' was in the tree"),
+        ("ABEF", 4, "all of it was in the tree, so don't add a leaf (not even an empty one)"),
+        ("AB", 2, "it is a prefix of a sequence in the tree"),
+        ("ABEFGH", 4, "'ABEF' was in the tree, and a new leaf continues its path"),
+        ("X", 0, "no child begins with 'X'"),
+        ("", 0, "the empty sequence has no tokens"),
+    ):
+        slots, known_before = pool.alloc(len(text)), "must return how many of these tokens were already in the tree"
+        expect_equal(tree.insert(ids(text), slots), want, f"insert({text!r}) {known_before}: {why}")
         pool.free(slots[:want])
-        for end in range(want, len(text)):
-            known[tuple(ids(text[: end + 1]))] = int(slots[end])
+        known |= {tuple(ids(text[: end + 1])): int(slots[end]) for end in range(want, len(text))}
         expect_tree(tree, known, f"after insert({text!r})")
-
-    insert("ABCD", 0, "the tree was empty")
-    insert("ABEF", 2, "'AB' was in the tree")
-    insert("ABEF", 4, "all of it was in the tree, so don't add a leaf (not even an empty one)")
-    insert("AB", 2, "it is a prefix of a sequence in the tree")
-    insert("ABEFGH", 4, "'ABEF' was in the tree, and a new leaf continues its path")
-    insert("X", 0, "no child begins with 'X'")
-    insert("", 0, "the empty sequence has no tokens")
-    expect_equal(
-        [tree.evictable_size(), tree.protected_size()],
-        [len(known), 0],
-        "no request has locked the new tokens, so count them in self._evictable_size",
-    )
-    expect_equal(
-        tree.evict(SIZE),
-        len(known),
-        "everything can be evicted, but evict finds a leaf only in the queue: call self._eviction_queue.offer(leaf)",
-    )
-
+    expect_sizes(tree, len(known), 0, "no request has locked the new tokens, so count them in self._evictable_size")
+    queue = "everything can be evicted, but only leaves in the queue are found: call self._eviction_queue.offer(leaf)"
+    expect_equal(tree.evict(SIZE), len(known), queue)
     return "prefixes, slots and sizes are right after every insert"
 
 
@@ -155,47 +137,39 @@ def _(given: Given) -> str | None:
     expect_equal(tree.evict(5), 0, "an empty tree has nothing to free, so evict must return 0")
     filled(tree, ["AB", "ABCD", "X"])
     tree.evict(1)
-    expect_equal(
-        shape(tree),
-        {"AB", "X"},
+    parent = (
         "'AB' and its child 'CD' were used at the same time, before 'X'. 'AB' must not be evicted before its child: "
-        "without it 'CD' could never be matched again, and its slots would be lost",
     )
+    parent += "without it 'CD' could never be matched again, and its slots would be lost"
+    expect_equal(shape(tree), {"AB", "X"}, parent)
     tree = given_tree(given, "EvictCache")
     filled(tree, ["ABCD", "ABEF", "XYZ"])
     tree.match_prefix(ids("ABCD"))  # used last; least recently used is 'EF', then 'XYZ'
-    expect_equal(tree.evict(0), 0, "evict(0) must free nothing")
-    got = tree.evict(1)
-    expect(got is not None, "evict must return how many tokens it freed")
-    expect_equal(
-        shape(tree),
-        {"AB", "ABCD", "XYZ"},
-        "'EF' is the leaf that was used longest ago, so evict it and nothing else",
-    )
-    expect_equal(got, 2, "a leaf is evicted as a whole, so this frees two tokens although one was requested")
-    expect_owned(tree, "after evict(1)", queue=False)
-    expect_sizes(tree, 7, 0, "there are two evictable tokens fewer now")
-    expect_equal(tree.evict(4), 5, "'XYZ' alone isn't enough for 4: go on with the next leaf")
-    expect_equal(
-        shape(tree),
-        {"AB"},
-        "'XYZ' was used longest ago, then 'CD'. Together they free at least 4 tokens, so 'AB' stays",
-    )
-    expect_equal(tree.evict(100), 2, "a node whose last child was evicted is now a leaf and can be evicted too")
+    for wanted, freed, left, why in (
+        (0, 0, {"AB", "ABCD", "ABEF", "XYZ"}, "evict(0) must free nothing"),
+        (
+            1,
+            2,
+            {"AB", "ABCD", "XYZ"},
+            "'EF' is the leaf that was used longest ago: evict it as a whole, and nothing else",
+        ),
+        (4, 5, {"AB"}, "'XYZ' was used longest ago, then 'CD'. Together they free at least 4 tokens, so 'AB' stays"),
+        (100, 2, set(), "a node whose last child was evicted is now a leaf and can be evicted too"),
+    ):
+        got, said = tree.evict(wanted), f"evict({wanted}): {why}"
+        expect(got is not None, "evict must return how many tokens it freed")
+        expect_equal(shape(tree), left, said)
+        expect_equal(got, freed, f"{said}. Return how many tokens were freed")
+        expect_owned(tree, f"after evict({wanted})", queue=False)
     expect_equal(tree.token_to_kv_pool.available_size(), SIZE, "everything is evicted, so every slot must be free")
 
     tree = given_tree(given, "EvictCache")
     filled(tree, ["ABCD", "ABEF", "X"])
     node = node_of(tree, "ABEF")
     tree.inc_lock_ref(node)
-    expect_equal(
-        tree.evict(100),
-        3,
-        "'ABEF' is locked, so only 'CD' and 'X' can be evicted. Then stop, although 100 tokens were requested",
-    )
-    expect_equal(
-        shape(tree), {"AB", "ABEF"}, "a running request still reads the K/V of 'ABEF', so it must stay in the tree"
-    )
+    got = tree.evict(100)
+    expect_equal(shape(tree), {"AB", "ABEF"}, "a running request reads the K/V of 'ABEF', so only 'CD' and 'X' can go")
+    expect_equal(got, 3, "'ABEF' is locked: stop after 'CD' and 'X', although 100 tokens were requested")
     expect_owned(tree, "with a locked path", queue=False)
 
     mine, package = given_tree(given, "EvictCache"), empty_tree(RadixCache)
@@ -209,11 +183,8 @@ def _(given: Given) -> str | None:
             elif action == 1 or tree.total_size() < 20:
                 put(tree, tokens)
         if action == 2:
-            expect_equal(
-                mine.evict(count),
-                package.evict(count),
-                f"after random operations, evict({count}) freed the wrong number of tokens",
-            )
-            expect_equal(shape(mine), shape(package), f"after random operations, evict({count}) chose the wrong leaf")
-            expect_owned(mine, "after random operations", queue=False)
+            got, want, said = mine.evict(count), package.evict(count), f"after random operations, evict({count})"
+            expect_equal(got, want, f"{said} freed the wrong number of tokens")
+            expect_equal(shape(mine), shape(package), f"{said} chose the wrong leaf")
+            expect_owned(mine, said, queue=False)
     return "the same leaves as the package's heap, through 200 random operations"

@@ -21,13 +21,17 @@ def empty_tree(cls: Callable[..., RadixCache]) -> RadixCache:
     return cls(ReqToTokenPool(1, SIZE), pool)
 
 
-def given_tree(given: Given, name: str) -> Any:
+def given_class(given: Given, name: str, base: type) -> Any:
     cls = given[name]
-    expect(
-        isinstance(cls, type) and issubclass(cls, RadixCache),
-        f"`{name}` must be a class that inherits from the package's RadixCache: run the import cell above the exercises",
+    from_base = (
+        f"`{name}` must be a class that inherits from the package's {base.__name__}: run the import cell above it"
     )
-    return empty_tree(cls)
+    expect(isinstance(cls, type) and issubclass(cls, base), from_base)
+    return cls
+
+
+def given_tree(given: Given, name: str) -> Any:
+    return empty_tree(given_class(given, name, RadixCache))
 
 
 def ids(text: str) -> list[int]:
@@ -94,24 +98,16 @@ def expect_match(tree: RadixCache, known: Prefixes, tokens: list[int], what: str
     match = tree.match_prefix(tokens)
     prompt = f"{what} (the prompt is {text_of(tokens)!r}, and {k} of its tokens are in the tree)"
     got = match.indices.tolist()
-    if len(got) > k and got[:k] == want:
-        raise Hint(
-            f"{prompt}: you return {len(got)} slots. Where a node matches only partly, leave out the slots of its other "
-            "tokens"
-        )
+    partly = "Where a node matches only partly, leave out the slots of its other tokens"
+    expect(len(got) <= k or got[:k] != want, f"{prompt}: you return {len(got)} slots. {partly}")
     expect_equal(got, want, f"{prompt}: return the slots of these tokens, in order")
     expect_equal(match.indices.dtype, torch.int32, "slots must be int32")
-    expect_equal(
-        path_text(tree, match.last_node),
-        text_of(tokens[:k]),
-        f"{prompt}: the path to last_node must hold exactly these tokens, because the request locks that path",
-    )
+    path = f"{prompt}: the path to last_node must hold exactly these tokens, because the request locks that path"
+    expect_equal(path_text(tree, match.last_node), text_of(tokens[:k]), path)
+    used = f"{prompt}: mark every node on the path as used now (last_access_time = self._clock), or lru evicts it early"
     node: TreeNode | None = match.last_node
     while node is not tree.root and node is not None:
-        expect(
-            node.last_access_time == tree._clock,
-            f"{prompt}: mark every node on the path as used now (last_access_time = self._clock), or lru evicts it early",
-        )
+        expect(node.last_access_time == tree._clock, used)
         node = node.parent
     expect_equal((tree.evictable_size(), tree.protected_size()), sizes, "a match must not change the sizes")
     expect_sound(tree, prompt)
@@ -125,11 +121,8 @@ def expect_tree(tree: RadixCache, known: Prefixes, when: str) -> None:
         text = path_text(tree, node)
         for i in range(len(node)):
             found[tuple(ids(text[: len(text) - len(node) + i + 1]))] = int(node.value[i])
-    expect_equal(
-        {text_of(prefix): slot for prefix, slot in found.items()},
-        {text_of(prefix): slot for prefix, slot in known.items()},
-        f"{when}, the tree doesn't hold the right tokens in the right slots (each prefix → the slot of its last token)",
-    )
+    got, want = ({text_of(prefix): slot for prefix, slot in each.items()} for each in (found, known))
+    expect_equal(got, want, f"{when}, the tree must hold these tokens in these slots (prefix → slot of its last token)")
     expect_equal(tree.total_size(), len(known), f"{when}, total_size() must be the number of tokens in the tree")
     expect_sound(tree, when)
 

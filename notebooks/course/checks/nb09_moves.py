@@ -11,6 +11,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.sampling_params import SamplingParams
+from notebooks.course.checks.nb08_trees import given_class
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, expect, expect_equal
 
@@ -24,12 +25,7 @@ def empty_cache(cls: Callable[..., CacheManager] = CacheManager, size: int = SIZ
 
 
 def given_cache(given: Given, name: str, size: int = SIZE) -> Any:
-    cls = given[name]
-    expect(
-        isinstance(cls, type) and issubclass(cls, CacheManager),
-        f"`{name}` must be a class that inherits from the package's CacheManager: run the import cell above the exercises",
-    )
-    return empty_cache(cls, size)
+    return empty_cache(given_class(given, name, CacheManager), size)
 
 
 def request(number: int, text: str) -> Req:
@@ -110,15 +106,10 @@ def _(given: Given) -> str | None:
     row = cache.rows[second.req_pool_idx]
     before, theirs = row[:5].tolist(), cache.rows[first.req_pool_idx, :2].tolist()
     cache.cache_computed(second)
-    expect_equal(
-        row[:5].tolist(),
-        theirs + before[2:],
-        "'AB' was in the tree already, so the row must name the tree's slots for it, and keep those of 'XYZ'",
-    )
+    found = "'AB' was in the tree already, so the row must name the tree's slots for it, and keep those of 'XYZ'"
+    expect_equal(row[:5].tolist(), theirs + before[2:], found)
     expect_one_owner(cache, [first, second], "two requests that have both computed 'AB'")
-    expect_equal(
-        cache.token_to_kv_pool.available_size(), SIZE - 7, "the two duplicates are free again; the tree has seven slots"
-    )
+    expect_equal(cache.token_to_kv_pool.available_size(), SIZE - 7, "the two duplicates are free again")
 
     second.append(ord("!"))
     take_slots(cache, second)
@@ -150,14 +141,9 @@ def _(given: Given) -> str | None:
     req = admitted(cache, 1, "ABCD")
     run(req)
     cache.release(req)
-    expect_equal(
-        cache.radix_cache.total_size(), 4, "the four computed tokens go to the tree: a later request may use them"
-    )
-    expect_equal(
-        cache.req_to_token_pool.available_size(),
-        ROWS,
-        "the request's row must be free again: self.req_to_token_pool.free",
-    )
+    expect_equal(cache.radix_cache.total_size(), 4, "computed tokens go to the tree: a later request may use them")
+    rows = "the request's row must be free again: self.req_to_token_pool.free"
+    expect_equal(cache.req_to_token_pool.available_size(), ROWS, rows)
     expect_one_owner(cache, [], "after a request that found nothing and shared nothing")
 
     second = admitted(cache, 2, "ABCDEF")
@@ -188,11 +174,8 @@ def _(given: Given) -> str | None:
     again.append(ord("P"))  # the newest token: chosen, but not computed
     take_slots(cache, again)
     cache.release(again)
-    expect_equal(
-        len(cache.radix_cache.match_prefix([ord(letter) for letter in "MNOP"]).indices),
-        3,
-        "the newest token has a slot, but no pass has computed its K/V: the tree gets the first kv_len tokens only",
-    )
+    newest = "the newest token has a slot, but no pass has computed its K/V: the tree gets the first kv_len tokens only"
+    expect_equal(len(cache.radix_cache.match_prefix([ord(letter) for letter in "MNOP"]).indices), 3, newest)
     expect_one_owner(cache, [], "after a request that was aborted between two passes")
 
     cache = given_cache(given, "Release")

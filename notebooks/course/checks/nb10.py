@@ -24,38 +24,26 @@ class Wish:
 def _(given: Given) -> str:
     fits, new, one = given["fits"], Wish(6, 21, 0), Wish(10, 16, 10)
     candidates = "The candidate can't have all 21 free slots: the running request holds 10 slots and may need 6 more"
-    again = (
-        "The 10 slots that the running request holds are no longer free, so don't count them again: 21 + 6 are needed"
-    )
+    again = "The 10 slots that the running request holds aren't free, so don't count them again: 21 + 6 are needed"
+    half = "With ratio 0.5, reserve half of the 15 tokens to come, rounded up: 6 + 8"
     pages = "Slots come in whole pages: 21 tokens need 6 pages of 4 slots, which makes 24 slots"
     each = "Round up each request's tokens to whole pages, not the sum, because requests don't share a page"
-    expect_rows(
-        fits,
-        [
-            (
-                new,
-                [],
-                21,
-                0,
-                1.0,
-                1,
-                True,
-                "No request is running, 21 slots are free, and it needs at most 21: it fits",
-            ),
-            (new, [], 20, 0, 1.0, 1, False, "With ratio 1, a request that may need 21 slots doesn't fit into 20"),
-            (new, [], 5, 16, 1.0, 1, True, "Evictable slots are available too, because eviction frees them"),
-            (new, [one], 21, 0, 1.0, 1, False, candidates),
-            (new, [one], 27, 0, 1.0, 1, True, again),
-            (Wish(30, 45, 24), [], 21, 0, 1.0, 1, True, "It already holds the slots of its first 24 tokens: 21 more"),
-            (new, [], 14, 0, 0.5, 1, True, "With ratio 0.5, reserve half of the 15 tokens to come, rounded up: 6 + 8"),
-            (new, [], 13, 0, 0.5, 1, False, "With ratio 0.5, reserve half of the 15 tokens to come, rounded up: 6 + 8"),
-            (new, [], 5, 0, 0.0, 1, False, "Even with ratio 0, a request needs slots for the tokens it has"),
-            (new, [], 23, 0, 1.0, 4, False, pages),
-            (new, [], 24, 0, 1.0, 4, True, pages),
-            (Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4, True, each),
-            (Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4, False, each),
-        ],
-    )
+    rows: list[tuple[Any, ...]] = [
+        (new, [], 21, 0, 1.0, 1, True, "No request is running, 21 slots are free, and it needs at most 21: it fits"),
+        (new, [], 20, 0, 1.0, 1, False, "With ratio 1, a request that may need 21 slots doesn't fit into 20"),
+        (new, [], 5, 16, 1.0, 1, True, "Evictable slots are available too, because eviction frees them"),
+        (new, [one], 21, 0, 1.0, 1, False, candidates),
+        (new, [one], 27, 0, 1.0, 1, True, again),
+        (Wish(30, 45, 24), [], 21, 0, 1.0, 1, True, "It already holds the slots of its first 24 tokens: 21 more"),
+        (new, [], 14, 0, 0.5, 1, True, half),
+        (new, [], 13, 0, 0.5, 1, False, half),
+        (new, [], 5, 0, 0.0, 1, False, "Even with ratio 0, a request needs slots for the tokens it has"),
+        (new, [], 23, 0, 1.0, 4, False, pages),
+        (new, [], 24, 0, 1.0, 4, True, pages),
+        (Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4, True, each),
+        (Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4, False, each),
+    ]
+    expect_rows(fits, rows)
     rng, cases = Random(8), []
     for _ in range(300):
         page_size, ratio, wishes = rng.choice((1, 2, 4, 16)), rng.choice(RATIOS), list[Wish]()
@@ -108,27 +96,22 @@ def _(given: Given) -> str:
     equal = [Running(2, 4, 6), Running(0, 4, 6), Running(1, 4, 6)]
     empty = [Running(0, 9, 1), Running(1, 2, 0), Running(2, 1, 0), Running(3, 0, 0)]
     fewest = "One slot is missing: the request with the fewest output tokens gives way, and that is enough"
-    many = (
-        "These hold so few slots that one retraction isn't enough. Retract until the rest have theirs, or one is left"
-    )
-    expect_rows(
-        ask,
-        [
-            (three, 3, [], "Three requests need three slots, and three are obtainable: no request has to give way"),
-            (three, 2, [1], fewest),
-            (three, 0, [1], "A retracted request's slots are free at once: 10 slots for the two requests that stay"),
-            (equal, 1, [2], "Among equals, the request that arrived last (the highest ticket) gives way"),
-            ([Running(0, 4, 9)], 0, [], "One request always stays, so that some request makes progress"),
-            (empty, 0, [3, 2, 1], many),
-        ],
-    )
+    many = "These hold so few slots that one isn't enough. Retract until the rest have theirs, or one is left"
+    rows = [
+        (three, 3, [], "Three requests need three slots, and three are obtainable: no request has to give way"),
+        (three, 2, [1], fewest),
+        (three, 0, [1], "A retracted request's slots are free at once: 10 slots for the two requests that stay"),
+        (equal, 1, [2], "Among equals, the request that arrived last (the highest ticket) gives way"),
+        ([Running(0, 4, 9)], 0, [], "One request always stays, so that some request makes progress"),
+        (empty, 0, [3, 2, 1], many),
+    ]
+    expect_rows(ask, rows)
     rng, cases = Random(84), []
     for _ in range(300):
         tickets = rng.sample(range(20), rng.randint(1, 7))
         cases.append(([Running(t, rng.randint(0, 4), rng.randint(0, 3)) for t in tickets], rng.randint(0, 7)))
-    compare(
-        ask, _giving_way, cases, hint="retract as few as possible, the fewest outputs first, then the highest ticket"
-    )
+    hint = "retract as few as possible, the fewest outputs first, then the highest ticket"
+    compare(ask, _giving_way, cases, hint=hint)
     return "as few requests as possible give way, and the pass has its slots"
 
 
@@ -159,10 +142,8 @@ class Tiny:
 
 def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_running: int) -> list[str]:
     """Serve requests (turn of arrival, prompt tokens, new tokens) and check every pass; returns the passes as text."""
-    arriving = [
-        (at, Tiny(f"r{i}", prompt_len), new)
-        for i, (at, prompt_len, new) in enumerate(sorted(wanted, key=lambda w: w[0]))
-    ]
+    in_order = enumerate(sorted(wanted, key=lambda each: each[0]))
+    arriving = [(at, Tiny(f"r{i}", prompt_len), new) for i, (at, prompt_len, new) in in_order]
     limit = {req: new for _, req, new in arriving}
     waiting: list[Tiny] = []
     running: list[Tiny] = []
@@ -170,12 +151,8 @@ def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_
     for turn in range(2000):
         waiting += [req for at, req, _ in arriving if at == turn]
         before, mode, members, retracted = ask_for_pass(next_pass, waiting, running, size, max_running)
-        expected = by_the_rules(waiting, running, size, max_running)
-        expect_equal(
-            (mode, [req.name for req in members], [req.name for req in retracted]),
-            expected,
-            f"{before}: wrong mode, requests in the pass, or retracted requests",
-        )
+        got, want = (mode, members, retracted), by_the_rules(waiting, running, size, max_running)
+        expect_equal(got, want, f"{before}: wrong mode, requests in the pass, or retracted requests")
         passes.append(f"{mode[0]}({' '.join(req.name for req in members)})")
         for req in retracted:
             running.remove(req)
@@ -225,7 +202,7 @@ def _listed(name: str, reqs: list[Tiny]) -> str:
     return f"{name}: " + (", ".join(f"{r.name} ({r.num_tokens} tokens, {r.slots} slots)" for r in reqs) or "none")
 
 
-def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int) -> tuple[str, list[str], list[str]]:
+def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int) -> tuple[str, list[Tiny], list[Tiny]]:
     """The right answer, by trial: the longest prefix of the queue that fits, or the fewest retractions that suffice."""
     held = sum(req.slots for req in running)
     admitted = 0
@@ -236,7 +213,7 @@ def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int)
             break
         admitted += 1
     if admitted:
-        return "EXTEND", [req.name for req in waiting[:admitted]], []
+        return "EXTEND", waiting[:admitted], []
     if not running:
         return "IDLE", [], []
     leaving = sorted(enumerate(running), key=lambda item: (item[1].outputs, -item[0]))
@@ -245,7 +222,7 @@ def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int)
         staying = [req for i, req in enumerate(running) if i not in gone]
         if sum(req.slots for req in staying) + len(staying) <= size or len(staying) == 1:
             break
-    return "DECODE", [req.name for req in staying], [req.name for _, req in leaving[:count]]
+    return "DECODE", staying, [req for _, req in leaving[:count]]
 
 
 @exercise("10.3", "The whole decision", points=3)
@@ -272,14 +249,7 @@ def _(given: Given) -> str:
         ([a], [x, y], 19, 4, "DECODE x y", f"{after}: a doesn't fit into 19"),
         ([b, c], [x], 15, 4, "DECODE x", big),
         ([Tiny("back", 4, outputs=6)], [x], 17, 4, "DECODE x", again),
-        (
-            [],
-            [x, y],
-            13,
-            4,
-            "DECODE x, without y",
-            "Two more slots are needed. y has fewer output tokens: it gives way",
-        ),
+        ([], [x, y], 13, 4, "DECODE x, without y", "Two more slots are needed. y has fewer outputs: it gives way"),
         ([], [u, v, w], 14, 4, "DECODE u v, without w", "Among equals, the request admitted last gives way"),
         ([Tiny("small", 1)], [u, v, w], 12, 4, "DECODE u v, without w", full),
     ):

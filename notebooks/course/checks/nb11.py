@@ -36,14 +36,7 @@ def _(given: Given) -> str:
         (0, 10, 64, 0, 1, "A prompt that fits into the first round is one chunk"),
         (0, 100, 40, 0, 1, "Each round computes 40 tokens, until the prompt ends"),
         (30, 100, 40, 0, 1, "Cached tokens aren't computed, so the chunks begin at prefix_len"),
-        (
-            0,
-            100,
-            40,
-            15,
-            1,
-            "Other requests have used 15 of the first round's 40 tokens. Every later round has 40 again",
-        ),
+        (0, 100, 40, 15, 1, "Other requests have used 15 of the first round's 40 tokens. A later round has 40 again"),
         (0, 50, 20, 20, 1, "A round with no budget left gives no chunk at all, not an empty one"),
         (0, 20, 11, 0, 4, "A chunk in the middle of a prompt must end at a page boundary"),
         (0, 13, 7, 0, 4, "The last chunk ends where the prompt ends, even if that is in the middle of a page"),
@@ -74,9 +67,7 @@ def _(given: Given) -> str:
     order, cached = given["longest_prefix_first"], [[1, 2, 3, 4, 5, 6], [1, 2, 8, 9]]
     branches = "Compare with every cached sequence, not only the first: a tree has many branches"
     beginning = "Only a common *beginning* counts: a token's K/V depends on all tokens before it"
-    last = (
-        "All of [1, 2, 8, 9] is in the tree, but its last token must be computed to get its logits. So 3 tokens count"
-    )
+    last = "All of [1, 2, 8, 9] is in the tree, but its last token must be computed to get its logits. So 3 count"
     pages = "A hit is a whole number of pages: with pages of 2, three common tokens count as two"
     rows: list[tuple[Any, ...]] = [
         ([[7, 7], [1, 2, 3, 4, 0], [1, 5, 5]], cached, 1, "The most cached tokens go first"),
@@ -137,29 +128,21 @@ def _(given: Given) -> str:
     expect_equal(getattr(equals, "ticket", equals), 1, hint)
     for bound in (1, 2, 5, 10):
         times = _admit_all(choose, [[0, 8], *[[8]] * 30], bound)[0]
-        said = (
-            "Request 0 has no cached tokens, and in every turn a request with 8 cached tokens arrives. With "
-            f"max_overtakes={bound}, request 0 was overtaken {times} times."
-        )
+        said = "Request 0 has no cached tokens, and in every turn a request with 8 cached tokens arrives. With "
+        said += f"max_overtakes={bound}, request 0 was overtaken {times} times."
         expect(times <= bound, f"{said} Without a firm limit, a request can starve")
-        expect(
-            times == bound,
-            f"{said} Until the limit is reached, the cached tokens decide: it was overtaken only that often",
-        )
+        expect(times == bound, f"{said} Until the limit is reached, the cached tokens decide: it was too seldom")
     for bound in (1, 3):
         times = _admit_all(choose, [[9, 9, 9], [0, 9], *[[9]] * 20], bound)[3]
-        late = (
-            "Request 3 arrives after other requests have left, so `left` isn't 0 then. How often it must be overtaken"
-        )
+        late = "Request 3 arrives after other requests have left, so `left` isn't 0 then. How often it is overtaken"
         expect_equal(times, bound, f"{late}, with max_overtakes={bound}")
     rng, most = Random(85), 0
     for _ in range(150):
         bound = rng.choice((1, 2, 3, 6))
         arrivals = [[rng.choice((0, 0, 4, 8)) for _ in range(rng.randint(0, 3))] for _ in range(rng.randint(5, 30))]
         times = max(_admit_all(choose, arrivals, bound), default=0)
-        expect(
-            times <= bound, f"With the arrivals {arrivals}, one is overtaken {times} times, but max_overtakes={bound}"
-        )
+        said = f"With the arrivals {arrivals}, one is overtaken {times} times, but max_overtakes={bound}"
+        expect(times <= bound, said)
         most = max(most, times)
     waiting = [Waiting(7, 0), Waiting(9, 2), Waiting(12, 6), Waiting(13, 6)]
     for left, wanted in ((7, 12), (9, 12), (10, 7), (11, 7)):

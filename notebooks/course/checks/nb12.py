@@ -10,7 +10,7 @@ import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 SIZE, WIDTH = 6, 100  # of the recorded pass; entries of a row
 
@@ -25,29 +25,19 @@ def _(given: Given) -> str:
         (16_000_000_000, 131_072, 8, 4096, 3.35e12),
     ]
     mistakes: dict[str, Mistake] = {
-        "That is how many passes are made per second. Each pass makes a token for every request.": {"of_one": True},
-        "K/V is read, too: `context` tokens of every request.": {"kv_of": "none"},
-        "You count the K/V of one request. A pass reads that of every request.": {"kv_of": "one"},
-        "The weights are read once per pass, however many requests are in it.": {"weights_for_each": True},
+        "That is how many passes are made per second. Each pass makes a token for every request.": "of_one",
+        "K/V is read, too: `context` tokens of every request.": "no_kv",
+        "You count the K/V of one request. A pass reads that of every request.": "kv_of_one",
+        "The weights are read once per pass, however many requests are in it.": "weights_for_each",
     }
     compare(given["tokens_per_second"], _speed, cases, mistakes, hint="the speed is wrong, a number", rtol=1e-9)
     return "with and without K/V, for one request and for many"
 
 
-def _speed(
-    weight_bytes: int,
-    kv_bytes: int,
-    requests: int,
-    context: int,
-    bandwidth: float,
-    *,
-    of_one: bool = False,
-    kv_of: str = "all",
-    weights_for_each: bool = False,
-) -> float:
-    read_kv = {"all": requests, "one": 1, "none": 0}[kv_of] * context * kv_bytes
-    size = weight_bytes * (requests if weights_for_each else 1) + read_kv
-    return float((1 if of_one else requests) * bandwidth / size)
+def _speed(weight_bytes: int, kv_bytes: int, requests: int, context: int, bandwidth: float, wrong: Wrong = ()) -> float:
+    read_kv = (0 if "no_kv" in wrong else 1 if "kv_of_one" in wrong else requests) * context * kv_bytes
+    size = weight_bytes * (requests if "weights_for_each" in wrong else 1) + read_kv
+    return float((1 if "of_one" in wrong else requests) * bandwidth / size)
 
 
 @exercise("12.2", "Where the weights stop mattering")
@@ -64,14 +54,12 @@ def _(given: Given) -> str:
         (8_000_000_000, 2, 0, 131_072, 2_000_000_000_000, 301_000_000_000_000),
     ]
     mistakes: dict[str, Mistake] = {
-        "You count one operation per weight and request. It is two: a multiplication and an addition.": {
-            "operations": 1
-        },
-        "K/V is missing. Each request reads that of its context.": {"with_kv": False},
+        "You count one operation per weight and request. It is two: a multiplication and an addition.": "one_operation",
+        "K/V is missing. Each request reads that of its context.": "no_kv",
         "Where reading the K/V of one more request takes longer than its arithmetic, arithmetic never catches up. Return "
-        "None.": {"never": 1},
-        "A pass has at least one request.": {"least": 0},
-        "With one request fewer, reading still takes longer than computing.": {"fewer": 1},
+        "None.": "never_1",
+        "A pass has at least one request.": "none",
+        "With one request fewer, reading still takes longer than computing.": "fewer",
     }
     hint = (
         "the fewest requests, a whole number, for which computing takes at least as long as reading; None if no number "
@@ -82,22 +70,14 @@ def _(given: Given) -> str:
 
 
 def _first_busy(
-    weights: int,
-    weight_bytes: int,
-    context: int,
-    kv_bytes: int,
-    bandwidth: int,
-    flops: int,
-    *,
-    operations: int = 2,
-    with_kv: bool = True,
-    never: int | None = None,
-    least: int = 1,
-    fewer: int = 0,
+    weights: int, weight_bytes: int, context: int, kv_bytes: int, bandwidth: int, flops: int, wrong: Wrong = ()
 ) -> int | None:
     """All in whole numbers: requests * each >= all."""
-    each = operations * weights * bandwidth - (context * kv_bytes * flops if with_kv else 0)
-    return max(-(-weights * weight_bytes * flops // each), least) - fewer if each > 0 else never
+    operations = 1 if "one_operation" in wrong else 2
+    each = operations * weights * bandwidth - (0 if "no_kv" in wrong else context * kv_bytes * flops)
+    if each <= 0:
+        return 1 if "never_1" in wrong else None
+    return max(-(-weights * weight_bytes * flops // each), "none" not in wrong) - ("fewer" in wrong)
 
 
 NAMES = ("input_ids", "positions", "seq_lens", "slots", "starts")

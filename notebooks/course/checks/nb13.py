@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 Shapes = list[tuple[int, int]]
 
@@ -19,8 +20,8 @@ Shapes = list[tuple[int, int]]
 def _(given: Given) -> str:
     layer = [(256, 256), (64, 256), (64, 256), (256, 256), (448, 256), (448, 256), (256, 448)]
     mistakes: dict[str, Mistake] = {
-        "That is B alone. A, [rank, inputs], is read, too.": {"a": False},
-        "That is A alone. B, [outputs, rank], is read, too.": {"b": False},
+        "That is B alone. A, [rank, inputs], is read, too.": "no_a",
+        "That is A alone. B, [outputs, rank], is read, too.": "no_b",
         "That is the whole of b @ a, as large as the weight. An adapter keeps only the two thin matrices.": (
             lambda shapes, rank, width: sum(out * size for out, size in shapes) * width
         ),
@@ -42,9 +43,9 @@ def _(given: Given) -> str:
         ([(1000, 1000)], 1000, 1, 10, 1),
     ]
     mistakes = {
-        "With this rank, a *single* adapter takes as much. There are several.": {"one": True},
-        "That is 100 % of the weights, not `percent`.": {"all": True},
-        "Round down. (Where not even rank 1 fits, return 0.)": {"up": 1},
+        "With this rank, a *single* adapter takes as much. There are several.": "one",
+        "That is 100 % of the weights, not `percent`.": "all",
+        "Round down. (Where not even rank 1 fits, return 0.)": "up",
     }
     hint = (
         "the largest rank, a whole number, with which all adapters together take at most so many percent of the weights"
@@ -53,26 +54,16 @@ def _(given: Given) -> str:
     return "one projection and all of a model's, and weights that are too small for any rank"
 
 
-def _bytes(shapes: Shapes, rank: int, width: int, *, a: bool = True, b: bool = True) -> int:
-    return rank * width * sum(out * b + size * a for out, size in shapes)
+def _bytes(shapes: Shapes, rank: int, width: int, wrong: Wrong = ()) -> int:
+    return rank * width * sum(out * ("no_b" not in wrong) + size * ("no_a" not in wrong) for out, size in shapes)
 
 
-def _rank(
-    shapes: Shapes,
-    weight_bytes: int,
-    adapters: int,
-    percent: int,
-    width: int,
-    *,
-    one: bool = False,
-    all: bool = False,
-    up: int = 0,
-) -> int:
-    needed = _bytes(shapes, 1, width) * (1 if one else adapters)
-    return (100 if all else percent) * weight_bytes // (100 * needed) + up
+def _rank(shapes: Shapes, weight_bytes: int, adapters: int, percent: int, width: int, wrong: Wrong = ()) -> int:
+    needed = _bytes(shapes, 1, width) * (1 if "one" in wrong else adapters)
+    return (100 if "all" in wrong else percent) * weight_bytes // (100 * needed) + ("up" in wrong)
 
 
-class _Looked(list[torch.Tensor]):
+class _Looked(list[Tensor]):
     """A list that counts how often its entries are asked for by number."""
 
     times = 0
@@ -91,8 +82,8 @@ def _(given: Given) -> str:
         b = [torch.randn(10, rank, generator=generator) for rank in ranks]
         cases.append((torch.randn(len(of_rows), 12, generator=generator), torch.tensor(of_rows), a, b, scales))
     mistakes: dict[str, Mistake] = {
-        "`scales` is missing.": {"scaled": False},
-        "A row with −1 has no adapter, so its result is 0. (a[-1] is the last of the list.)": {"last": True},
+        "`scales` is missing.": "unscaled",
+        "A row with −1 has no adapter, so its result is 0. (a[-1] is the last of the list.)": "last",
     }
     hint = "a tensor [T, outputs]: a row gets scale × b @ (a @ x) of its own adapter, and 0 without one"
     compare(grouped, _grouped, cases, mistakes, hint=hint, atol=1e-4)
@@ -106,19 +97,12 @@ def _(given: Given) -> str:
 
 
 def _grouped(
-    x: torch.Tensor,
-    of_rows: torch.Tensor,
-    a: list[torch.Tensor],
-    b: list[torch.Tensor],
-    scales: list[float],
-    *,
-    scaled: bool = True,
-    last: bool = False,
-) -> torch.Tensor:
+    x: Tensor, of_rows: Tensor, a: list[Tensor], b: list[Tensor], scales: list[float], wrong: Wrong = ()
+) -> Tensor:
     y = torch.zeros(len(x), 10)
     for row, i in enumerate(of_rows.tolist()):
-        if i >= 0 or last:
-            y[row] = (scales[i] if scaled else 1.0) * (b[i] @ (a[i] @ x[row]))
+        if i >= 0 or "last" in wrong:
+            y[row] = (1.0 if "unscaled" in wrong else scales[i]) * (b[i] @ (a[i] @ x[row]))
     return y
 
 
@@ -135,10 +119,10 @@ def _(given: Given) -> str:
         *((rng.integers(-1, 4, rng.integers(0, 40)).tolist(), int(rng.integers(1, 7))) for _ in range(50)),
     ]
     mistakes: dict[str, Mistake] = {
-        "A row without an adapter (−1) is in no tile.": {"without": False},
-        "Sort the rows by adapter. Rows with the same adapter stay in their order.": {"falling": True},
-        "A tile has at most `most` rows: divide what is more.": {"divided": False},
-        "`first` is a place in `rows`, not the number of a row.": {"by_row": True},
+        "A row without an adapter (−1) is in no tile.": "with_none",
+        "Sort the rows by adapter. Rows with the same adapter stay in their order.": "falling",
+        "A tile has at most `most` rows: divide what is more.": "undivided",
+        "`first` is a place in `rows`, not the number of a row.": "by_row",
     }
 
     def call(of_rows: list[int], most: int) -> Any:
@@ -153,23 +137,15 @@ def _(given: Given) -> str:
     return "56 passes, tiles of 1 to 6 rows"
 
 
-def _tiled(
-    of_rows: list[int],
-    most: int,
-    *,
-    without: bool = True,
-    falling: bool = False,
-    divided: bool = True,
-    by_row: bool = False,
-) -> tuple[list[int], list[tuple[int, ...]]]:
+def _tiled(of_rows: list[int], most: int, wrong: Wrong = ()) -> tuple[list[int], list[tuple[int, ...]]]:
     rows, tiles = list[int](), list[tuple[int, ...]]()
-    for adapter in sorted(set(of_rows) - ({-1} if without else set())):
+    for adapter in sorted(set(of_rows) - (set() if "with_none" in wrong else {-1})):
         own = [row for row, each in enumerate(of_rows) if each == adapter]
-        size = most if divided else len(own)
+        size = len(own) if "undivided" in wrong else most
         for begin in range(0, len(own), size):
-            first = own[begin] if by_row else len(rows) + begin
+            first = own[begin] if "by_row" in wrong else len(rows) + begin
             tiles.append((adapter, first, min(size, len(own) - begin)))
-        rows += own[::-1] if falling else own
+        rows += own[::-1] if "falling" in wrong else own
     return rows, tiles
 
 
@@ -238,10 +214,7 @@ PLAYS = [
     (AB, "The second adapter gets a free place: nothing has to leave yet"),
     ([*AB, ("b", NONE)], "'b' is on the device already. It keeps its place"),
     ([*AB, ("a", NONE), ("c", NONE)], "'a' came first, but was used last: 'b' has to go"),
-    (
-        [*AB, ("c", {"a"})],
-        "'a' was used longest ago, but a running request uses it. Its rows would be computed with 'c'",
-    ),
+    ([*AB, ("c", {"a"})], "'a' was used longest ago, but a running request uses it: its rows would get 'c'"),
     ([*AB, ("c", {"a", "b"})], "Running requests use all adapters that are there. 'c' has to wait: return None"),
     ([*AB, ("a", {"a", "b"})], "An adapter that is in use and is asked for again keeps its place"),
 ]

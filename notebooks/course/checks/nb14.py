@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 END = 2
 
@@ -29,15 +29,11 @@ def _(given: Given) -> str:
         *((rng.integers(0, 3, rng.integers(0, 30)).tolist(), int(rng.integers(1, 4)), 3) for _ in range(150)),
     ]
     mistakes: dict[str, Mistake] = {
-        "You return the match itself. What *follows* it is wanted.": {"itself": True},
-        "The ending occurs several times. Take the last of these: what was said lately is likelier to come again.": {
-            "first": True
-        },
-        "You use a short ending. A longer one occurs earlier, too. (The two may overlap.)": {"longest": False},
-        "You propose something although no ending of at least `shortest` tokens occurs earlier: return [].": {
-            "any": True
-        },
-        "You return too many tokens. At most `count` are wanted.": {"limited": False},
+        "You return the match itself. What *follows* it is wanted.": "itself",
+        "The ending occurs several times. Take the last of these: what was said lately is likelier to come again.": "first",
+        "You use a short ending. A longer one occurs earlier, too. (The two may overlap.)": "shortest_first",
+        "You propose something although no ending of at least `shortest` tokens occurs earlier: return [].": "any_ending",
+        "You return too many tokens. At most `count` are wanted.": "unlimited",
     }
     hint = "a list of up to `count` tokens that followed the last place where the longest ending occurs before. The ending "
     hint += (
@@ -47,23 +43,13 @@ def _(given: Given) -> str:
     return "endings that occur once, twice, not at all or overlap themselves, in 161 texts"
 
 
-def _drafts(
-    tokens: list[int],
-    shortest: int,
-    count: int,
-    *,
-    itself: bool = False,
-    first: bool = False,
-    longest: bool = True,
-    any: bool = False,
-    limited: bool = True,
-) -> list[int]:
-    lengths = range(1 if any else shortest, len(tokens))
-    for n in reversed(lengths) if longest else lengths:
+def _drafts(tokens: list[int], shortest: int, count: int, wrong: Wrong = ()) -> list[int]:
+    lengths = range(1 if "any_ending" in wrong else shortest, len(tokens))
+    for n in lengths if "shortest_first" in wrong else reversed(lengths):
         starts = [at for at in range(len(tokens) - n) if tokens[at : at + n] == tokens[-n:]]
         if starts:
-            found = tokens[starts[0 if first else -1] + (0 if itself else n) :]
-            return found[:count] if limited else found
+            found = tokens[starts[0 if "first" in wrong else -1] + (0 if "itself" in wrong else n) :]
+            return found if "unlimited" in wrong else found[:count]
     return []
 
 
@@ -84,32 +70,24 @@ def _(given: Given) -> str:
         drafts = rng.integers(1, 4, rng.integers(0, 5)).tolist()
         cases.append((drafts, rng.integers(1, 4, len(drafts) + 1).tolist(), END))
     mistakes: dict[str, Mistake] = {
-        "The request gets nothing after the end token, even if the drafts were right.": {"ends": False},
-        "The end token itself is the last token of the request. It counts.": {"with_end": False},
-        "The row behind the right drafts had the right input: its token counts, too.": {"own": False},
+        "The request gets nothing after the end token, even if the drafts were right.": "goes_on",
+        "The end token itself is the last token of the request. It counts.": "without_end",
+        "The row behind the right drafts had the right input: its token counts, too.": "only_drafts",
         "After a wrong draft, the rows behind it have read a wrong token. What was sampled from them doesn't count, even "
-        "where it is equal to a draft.": {"stops": False},
+        "where it is equal to a draft.": "through",
     }
     hint = "the tokens up to the first one that differs from its draft, that one included: at least one token"
     compare(lambda *given: list(counted(*given)), _counting, cases, mistakes, hint=hint)
     return "all right, all wrong, wrong in the middle, and end tokens anywhere"
 
 
-def _counting(
-    drafts: list[int],
-    sampled: list[int],
-    end: int,
-    *,
-    ends: bool = True,
-    with_end: bool = True,
-    own: bool = True,
-    stops: bool = True,
-) -> list[int]:
+def _counting(drafts: list[int], sampled: list[int], end: int, wrong: Wrong = ()) -> list[int]:
     right = 0
-    while right < len(drafts) and (drafts[right] == sampled[right] or not stops):
+    while right < len(drafts) and (drafts[right] == sampled[right] or "through" in wrong):
         right += 1
-    through = sampled[: right + own]
-    return through[: through.index(end) + with_end] if end in through and ends else through
+    through = sampled[: right + ("only_drafts" not in wrong)]
+    ends = end in through and "goes_on" not in wrong
+    return through[: through.index(end) + ("without_end" not in wrong)] if ends else through
 
 
 @exercise("14.3", "How many drafts", points=2)
@@ -133,11 +111,9 @@ def _(given: Given) -> str:
     ]
     choices = [(p, each, most) for each in machines for p in (0.0, 0.3, 0.5, 0.75, 0.9, 1.0) for most in (0, 1, 4, 8)]
     mistakes = {
-        "These drafts give most tokens per *pass*. The pass takes longer, too: what counts is tokens per second.": {
-            "by_time": False
-        },
-        "A pass with k drafts has k + 1 rows: the newest token is one, too.": {"rows": 0},
-        "Fewer drafts give as many tokens per second. Take the fewest.": {"fewest": False},
+        "These drafts give most tokens per *pass*. The pass takes longer, too: what counts is tokens per second.": "passes",
+        "A pass with k drafts has k + 1 rows: the newest token is one, too.": "only_drafts",
+        "Fewer drafts give as many tokens per second. Take the fewest.": "most",
     }
     hint = "the number of drafts, 0..most, with the most tokens per second; the fewest of several"
     compare(given["best_k"], _best, choices, mistakes, hint=hint)
@@ -148,12 +124,11 @@ def _tokens(p: float, k: int) -> float:
     return float(sum(p**j for j in range(k + 1)))
 
 
-def _best(
-    p: float, seconds: list[float], most: int, *, by_time: bool = True, rows: int = 1, fewest: bool = True
-) -> int:
-    speeds = [_tokens(p, k) / ((seconds[k + rows] or seconds[1]) if by_time else 1) for k in range(most + 1)]
+def _best(p: float, seconds: list[float], most: int, wrong: Wrong = ()) -> int:
+    rows = [k + ("only_drafts" not in wrong) for k in range(most + 1)]
+    speeds = [_tokens(p, k) / (1 if "passes" in wrong else seconds[n] or seconds[1]) for k, n in enumerate(rows)]
     best = [k for k, speed in enumerate(speeds) if speed >= max(speeds) - 1e-12]
-    return best[0 if fewest else -1]
+    return best[-1 if "most" in wrong else 0]
 
 
 @exercise("14.4", "The rows of a VERIFY pass")
@@ -174,11 +149,9 @@ def _(given: Given) -> str:
         "You have a row for each request. The pass has one for each *token*: the newest and the drafts.": (
             lambda rows, starts, ends: (rows, ends)
         ),
-        "You have a row for each draft. The newest token of a request has one, too.": {"newest": False},
-        "These are positions. A token reads its own K/V as well, so its length is one more.": {"itself": False},
-        "With these lengths, each row reads *all* drafts, its own successors included. Row j reads j drafts.": {
-            "all": True
-        },
+        "You have a row for each draft. The newest token of a request has one, too.": "only_drafts",
+        "These are positions. A token reads its own K/V as well, so its length is one more.": "not_itself",
+        "With these lengths, each row reads *all* drafts, its own successors included. Row j reads j drafts.": "all_drafts",
     }
     hint = "two lists. The tokens of a request are side by side, and all read its row. The newest token's length is "
     hint += "starts[i] + 1, and each draft's is one more"
@@ -186,18 +159,10 @@ def _(given: Given) -> str:
     return "one request and several, with and without drafts"
 
 
-def _rows(
-    rows: list[int],
-    starts: list[int],
-    ends: list[int],
-    *,
-    newest: bool = True,
-    itself: bool = True,
-    all: bool = False,
-) -> tuple[Any, ...]:
+def _rows(rows: list[int], starts: list[int], ends: list[int], wrong: Wrong = ()) -> tuple[Any, ...]:
     tokens = [
-        (row, end if all else at + itself)
+        (row, end if "all_drafts" in wrong else at + ("not_itself" not in wrong))
         for row, start, end in zip(rows, starts, ends, strict=True)
-        for at in range(start + (not newest), end)
+        for at in range(start + ("only_drafts" in wrong), end)
     ]
     return [row for row, _ in tokens], [length for _, length in tokens]

@@ -8,7 +8,7 @@ import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 Arrows = dict[tuple[int, str], int]
 Table = dict[int, dict[int, int]]
@@ -43,15 +43,13 @@ def _(given: Given) -> str:
     machines += [_machine(rng) for _ in range(40)]
     cases = [(arrows, acc, state, tokens, end) for arrows, acc, tokens, end in machines for state in _states(arrows)]
     mistakes: dict[str, Mistake] = {
-        "Where the text may end, the end token is allowed; where it must go on, it isn't.": {"ends": False},
-        "The end token is allowed only where the text may end.": {"always": True},
-        "A token without a text that isn't the end token is never allowed.": {"empty": True},
-        "The walk begins in the state that is asked about, not in state 0.": {"start": 0},
+        "Where the text may end, the end token is allowed; where it must go on, it isn't.": "never_ends",
+        "The end token is allowed only where the text may end.": "always",
+        "A token without a text that isn't the end token is never allowed.": "empty",
+        "The walk begins in the state that is asked about, not in state 0.": "from_0",
         "A token's first character is allowed, but not all of them, one after the other. Each arrow leads to the state for "
-        "the next character.": {"first": True},
-        "A token may lead to a state where the text may not end yet. It needn't: more tokens can follow.": {
-            "final": True
-        },
+        "the next character.": "first",
+        "A token may lead to a state where the text may not end yet. It needn't: more tokens can follow.": "final",
     }
     hint = "a list with True or False for each token: True where all its characters have an arrow, one after the other"
     compare(lambda *machine: [bool(each) for each in mask_of(*machine)], _mask, cases, mistakes, hint=hint)
@@ -59,24 +57,14 @@ def _(given: Given) -> str:
 
 
 def _mask(
-    arrows: Arrows,
-    accepting: set[int],
-    state: int,
-    tokens: list[str],
-    end: int,
-    *,
-    ends: bool = True,
-    always: bool = False,
-    empty: bool = False,
-    start: int | None = None,
-    first: bool = False,
-    final: bool = False,
+    arrows: Arrows, accepting: set[int], state: int, tokens: list[str], end: int, wrong: Wrong = ()
 ) -> list[bool]:
     found = []
     for token, text in enumerate(tokens):
-        at = _walk(arrows, state if start is None else start, text[:1] if first else text)
-        allowed = at is not None and (text != "" or empty) and (not final or at in accepting)
-        found.append((always or state in accepting) and ends if token == end else allowed)
+        at = _walk(arrows, 0 if "from_0" in wrong else state, text[:1] if "first" in wrong else text)
+        allowed = at is not None and (text != "" or "empty" in wrong) and ("final" not in wrong or at in accepting)
+        may_end = ("always" in wrong or state in accepting) and "never_ends" not in wrong
+        found.append(may_end if token == end else allowed)
     return found
 
 
@@ -97,14 +85,12 @@ def _(given: Given) -> str:
         accepting |= {s for s, each in table.items() if not each}
         cases.append((table, accepting, end, rng.randrange(0, 9), len(tokens)))
     mistakes: dict[str, Mistake] = {
-        "The end token ends the text and doesn't belong to `ids`.": {"with_end": True},
-        "The end token is allowed only where the text may end; elsewhere the text must go on.": {"ends_anywhere": True},
-        "The text may end here, and the end token is the best of the allowed ones. So it ends.": {"never_ends": True},
-        "Where nothing can follow and the text may end, the reason is 'stop', also with `most` tokens.": {
-            "complete": False
-        },
-        "Of tokens with the same score, take the lower number.": {"higher": True},
-        "Only the tokens of the current state are allowed: follow its arrow after each one.": {"stays": True},
+        "The end token ends the text and doesn't belong to `ids`.": "with_end",
+        "The end token is allowed only where the text may end; elsewhere the text must go on.": "ends_anywhere",
+        "The text may end here, and the end token is the best of the allowed ones. So it ends.": "never_ends",
+        "Where nothing can follow and the text may end, the reason is 'stop', also with `most` tokens.": "incomplete",
+        "Of tokens with the same score, take the lower number.": "higher",
+        "Only the tokens of the current state are allowed: follow its arrow after each one.": "stays",
     }
 
     def call(table: Table, accepting: set[int], end: int, most: int, size: int) -> Any:
@@ -131,33 +117,22 @@ def _scores(ids: Any, size: int) -> list[float]:
 
 
 def _written(
-    table: Table,
-    accepting: set[int],
-    end: int,
-    most: int,
-    size: int,
-    *,
-    with_end: bool = False,
-    ends_anywhere: bool = False,
-    never_ends: bool = False,
-    complete: bool = True,
-    higher: bool = False,
-    stays: bool = False,
+    table: Table, accepting: set[int], end: int, most: int, size: int, wrong: Wrong = ()
 ) -> tuple[list[int], str]:
     ids, state = list[int](), 0
     while True:
-        if complete and state in accepting and not table[state]:
+        if "incomplete" not in wrong and state in accepting and not table[state]:
             return ids, "stop"
         if len(ids) == most:
             return ids, "length"
-        may_end = (state in accepting or ends_anywhere) and not (never_ends and table[state])
-        allowed = sorted([*table[state], *[end] * may_end], reverse=higher)
+        may_end = (state in accepting or "ends_anywhere" in wrong) and not ("never_ends" in wrong and table[state])
+        allowed = sorted([*table[state], *[end] * may_end], reverse="higher" in wrong)
         values = _scores(ids, size)
         best = max(allowed, key=lambda each: values[each])
         if best == end:
-            return [*ids, end] if with_end else ids, "stop"
+            return [*ids, end] if "with_end" in wrong else ids, "stop"
         ids.append(best)
-        state = state if stays else table[state][best]
+        state = state if "stays" in wrong else table[state][best]
 
 
 def _bits(tokens: list[int], words: int) -> np.ndarray:
@@ -203,34 +178,24 @@ def _(given: Given) -> str:
         "The scores are as before. Change `scores` itself. What you return isn't looked at.": lambda scores, rows, masks: (
             scores
         ),
-        "You forbid the allowed tokens. A bit of 1 allows.": {"inverted": True},
-        "Row i isn't row rows[i]: masks[i] is for the row rows[i], and other rows have no mask.": {"by_place": True},
-        "The last bit of a word is the sign of an int32. A test such as `> 0` fails there: compare with 0, or shift.": {
-            "sign": False
-        },
-        "Bit 0 is the lowest bit of a word, not the highest.": {"reversed_bits": True},
+        "You forbid the allowed tokens. A bit of 1 allows.": "inverted",
+        "Row i isn't row rows[i]: masks[i] is for the row rows[i], and other rows have no mask.": "by_place",
+        "The last bit of a word is the sign of an int32. A test such as `> 0` fails there: compare with 0, or "
+        "shift.": "no_sign",
+        "Bit 0 is the lowest bit of a word, not the highest.": "reversed_bits",
     }
     hint = "token t has bit t % 32 of word t // 32. Allowed tokens keep their scores, and the others get −infinity"
     compare(call, _masked, cases, mistakes, hint=hint)
     return "38 batches, also with words beyond the vocabulary"
 
 
-def _masked(
-    scores: torch.Tensor,
-    rows: list[int],
-    masks: np.ndarray,
-    *,
-    inverted: bool = False,
-    by_place: bool = False,
-    sign: bool = True,
-    reversed_bits: bool = False,
-) -> torch.Tensor:
-    for i, row in enumerate(range(len(rows)) if by_place else rows):
+def _masked(scores: torch.Tensor, rows: list[int], masks: np.ndarray, wrong: Wrong = ()) -> torch.Tensor:
+    for i, row in enumerate(range(len(rows)) if "by_place" in wrong else rows):
         words = masks[i].view(np.uint32)
         for token in range(scores.shape[1]):
-            place = 31 - token % 32 if reversed_bits else token % 32
-            allowed = bool(int(words[token // 32]) >> place & 1) and (sign or place < 31)
-            if allowed == inverted:
+            place = 31 - token % 32 if "reversed_bits" in wrong else token % 32
+            allowed = bool(int(words[token // 32]) >> place & 1) and ("no_sign" not in wrong or place < 31)
+            if allowed == ("inverted" in wrong):
                 scores[row, token] = -torch.inf
     return scores
 
@@ -253,11 +218,11 @@ def _(given: Given) -> str:
     ]
     cases = [(*machine, state, most) for machine in machines for state in machine[0] for most in (0, 1, 3, 8)]
     mistakes: dict[str, Mistake] = {
-        "The end token is never a draft: what must end needs no draft.": {"with_end": True},
-        "Where the text may end as well (the end token is allowed), the token isn't forced.": {"end_counts": False},
-        "Several tokens are allowed, so none is forced.": {"alone": False},
-        "Return at most `most` tokens.": {"limited": False},
-        "Only one token is allowed after it, so the run goes on with it.": {"one": True},
+        "The end token is never a draft: what must end needs no draft.": "with_end",
+        "Where the text may end as well (the end token is allowed), the token isn't forced.": "end_ignored",
+        "Several tokens are allowed, so none is forced.": "of_several",
+        "Return at most `most` tokens.": "unlimited",
+        "Only one token is allowed after it, so the run goes on with it.": "only_one",
     }
 
     def call(arrows: Table, accepting: set[int], end: int, state: int, most: int) -> Any:
@@ -281,23 +246,14 @@ def _(given: Given) -> str:
     return "9 grammars, from all of their states"
 
 
-def _forced(
-    arrows: Table,
-    accepting: set[int],
-    end: int,
-    state: int,
-    most: int,
-    *,
-    with_end: bool = False,
-    end_counts: bool = True,
-    alone: bool = True,
-    limited: bool = True,
-    one: bool = False,
-) -> list[int]:
+def _forced(arrows: Table, accepting: set[int], end: int, state: int, most: int, wrong: Wrong = ()) -> list[int]:
     found = list[int]()
-    while len(found) < (1 if one and most else most if limited else 20):
-        allowed = sorted([*arrows[state], *[end] * (state in accepting and (end_counts or not arrows[state]))])
-        if (alone and len(allowed) != 1) or not allowed or (allowed[0] == end and not with_end):
+    while len(found) < (1 if "only_one" in wrong and most else 20 if "unlimited" in wrong else most):
+        may_end = state in accepting and ("end_ignored" not in wrong or not arrows[state])
+        allowed = sorted([*arrows[state], *[end] * may_end])
+        if not allowed or (len(allowed) > 1 and "of_several" not in wrong):
+            break
+        if allowed[0] == end and "with_end" not in wrong:
             break
         found.append(allowed[0])
         if allowed[0] == end:

@@ -11,7 +11,7 @@ from typing import Any
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, compare, expect_refused, expect_rows
+from notebooks.course.tables import Mistake, Wrong, compare, expect_refused, expect_rows
 
 STREAM = (
     b'data: {"text":" She"}\n\ndata: {"text":" caf\xc3\xa9"}\n\n: still there\n\nevent: note\ndata: [1,\ndata: 2]\n\n'
@@ -137,7 +137,7 @@ def _(given: Given) -> str:
         "A character that isn't complete yet must wait for the next token; it isn't wrong.": (
             lambda tokens: [token.decode(errors="replace") for token in tokens]
         ),
-        "Where the output ends in the middle of a character, the last text ends with one '\ufffd'.": {"final": False},
+        "Where the output ends in the middle of a character, the last text ends with one '\ufffd'.": "unfinished",
         "What is complete must not wait for the end.": (
             lambda tokens: [*[""] * (len(tokens) - 1), b"".join(tokens).decode(errors="replace")] if tokens else []
         ),
@@ -156,9 +156,9 @@ def _(given: Given) -> str:
     return "209 outputs, with characters of one to four bytes"
 
 
-def _texts(tokens: list[bytes], *, final: bool = True) -> list[str]:
+def _texts(tokens: list[bytes], wrong: Wrong = ()) -> list[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [decoder.decode(token, final and i == len(tokens) - 1) for i, token in enumerate(tokens)]
+    return [decoder.decode(token, "unfinished" not in wrong and i == len(tokens) - 1) for i, token in enumerate(tokens)]
 
 
 class _Bucket:
@@ -236,10 +236,10 @@ def _(given: Given) -> str:
         arrivals = sorted(rng.randrange(0, 160) / 8 for _ in range(size))
         cases.append((arrivals, [rng.randrange(1, 32) / 8 for _ in range(size)], rng.choice((1, 1, 2, 3, 8))))
     mistakes: dict[str, Mistake] = {
-        "That is how long a request waits; the time until its end is wanted.": {"waiting": True},
-        "That is when a request ends; count from its arrival.": {"from_arrival": False},
-        "It can't begin before it arrives: a seat that is free waits for it.": {"idle": False},
-        "Its seat is the one that is free first. You take the seats in turn.": {"in_turn": True},
+        "That is how long a request waits; the time until its end is wanted.": "waiting",
+        "That is when a request ends; count from its arrival.": "from_0",
+        "It can't begin before it arrives: a seat that is free waits for it.": "never_idle",
+        "Its seat is the one that is free first. You take the seats in turn.": "in_turn",
         "Only the seats that are free serve: the requests before it come first.": (
             lambda arrivals, services, seats: list(services)
         ),
@@ -250,21 +250,12 @@ def _(given: Given) -> str:
     return "48 queues with 1 to 8 seats"
 
 
-def _times(
-    arrivals: list[float],
-    services: list[float],
-    seats: int,
-    *,
-    waiting: bool = False,
-    from_arrival: bool = True,
-    idle: bool = True,
-    in_turn: bool = False,
-) -> list[float]:
+def _times(arrivals: list[float], services: list[float], seats: int, wrong: Wrong = ()) -> list[float]:
     free_at, times = [0.0] * seats, list[float]()
     for i, (arrival, service) in enumerate(zip(arrivals, services, strict=True)):
-        seat = i % seats if in_turn else free_at.index(min(free_at))
-        free_at[seat] = max(arrival, free_at[seat]) + service if idle else free_at[seat] + service
-        times.append(free_at[seat] - arrival * from_arrival - service * waiting)
+        seat = i % seats if "in_turn" in wrong else free_at.index(min(free_at))
+        free_at[seat] = free_at[seat] + service if "never_idle" in wrong else max(arrival, free_at[seat]) + service
+        times.append(free_at[seat] - arrival * ("from_0" not in wrong) - service * ("waiting" in wrong))
     return times
 
 

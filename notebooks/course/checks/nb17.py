@@ -13,24 +13,15 @@ from nanoinfer.cache.block_events import chained_hashes
 from notebooks.course.checks.nb17_cluster import STORY, Arrival, Seen, by_story, least_loaded, simulate, weighed
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, a_kind, expect
-from notebooks.course.tables import Mistake, compare, expect_refused
+from notebooks.course.tables import Mistake, Wrong, compare, expect_refused
 
 
-def _chain(
-    tokens: list[int],
-    size: int,
-    namespace: int,
-    *,
-    begin: bool = True,
-    chained: bool = True,
-    width: int = 8,
-    order: str = "little",
-    rest: bool = False,
-) -> list[int]:
-    found, parent = list[int](), namespace if begin else 0
-    for at in range(0, len(tokens) - (0 if rest else size - 1), size):
+def _chain(tokens: list[int], size: int, namespace: int, wrong: Wrong = ()) -> list[int]:
+    width, order = 4 if "narrow" in wrong else 8, "big" if "big" in wrong else "little"
+    found, parent = list[int](), 0 if "from_0" in wrong else namespace
+    for at in range(0, len(tokens) - (0 if "rest" in wrong else size - 1), size):
         data = b"".join(token.to_bytes(width, order) for token in tokens[at : at + size])  # type: ignore[arg-type]
-        data = (parent if chained or not at else namespace).to_bytes(8, order) + data  # type: ignore[arg-type]
+        data = (parent if "single" not in wrong or not at else namespace).to_bytes(8, order) + data  # type: ignore[arg-type]
         parent = int.from_bytes(blake2b(data, digest_size=8).digest(), order)  # type: ignore[arg-type]
         found.append(parent)
     return found
@@ -44,19 +35,17 @@ def _(given: Given) -> str:
         tokens = [rng.randrange(2048) for _ in range(rng.randrange(40))]
         cases.append((tokens, rng.choice((1, 2, 4, 16)), rng.randrange(2**64)))
     mistakes: dict[str, Mistake] = {
-        "The first block's data begin with the namespace, not 0.": {"begin": False},
+        "The first block's data begin with the namespace, not 0.": "from_0",
         "Your second hash doesn't depend on the first block. Then equal words after different beginnings would have equal "
-        "hashes, and a router would send requests to K/V that doesn't fit. Begin its data with the hash before.": {
-            "chained": False
-        },
-        "The bytes are in big-endian order; all of them are `little`.": {"order": "big"},
-        "Each token has 8 bytes, and not 4.": {"width": 4},
-        "Only complete blocks have a hash; tokens that are left over at the end have none.": {"rest": True},
+        "hashes, and a router would send requests to K/V that doesn't fit. Begin its data with the hash before.": "single",
+        "The bytes are in big-endian order; all of them are `little`.": "big",
+        "Each token has 8 bytes, and not 4.": "narrow",
+        "Only complete blocks have a hash; tokens that are left over at the end have none.": "rest",
     }
 
-    def right(tokens: list[int], size: int, namespace: int, **options: Any) -> list[int]:
-        if options:
-            return _chain(tokens, size, namespace, **options)
+    def right(tokens: list[int], size: int, namespace: int, wrong: Wrong = ()) -> list[int]:
+        if wrong:
+            return _chain(tokens, size, namespace, wrong)
         return chained_hashes(np.array(tokens, dtype=np.int64), size, namespace)
 
     hint = "a list: for each complete block a hash of 64 bits, of the hash before (first the namespace) and its tokens"
@@ -76,9 +65,9 @@ def _(given: Given) -> str:
             call = lambda args=(0, parts, query_heads, kv_heads): heads_of(*args)  # noqa: E731
             expect_refused(call, (parts, query_heads), why)
     mistakes: dict[str, Mistake] = {
-        "Its query heads are neighbours, so that they use few K/V heads.": {"neighbours": False},
-        "List a K/V head once, however many query heads use it.": {"once": False},
-        "It needs only the K/V heads of its own query heads; others would only take memory.": {"every": True},
+        "Its query heads are neighbours, so that they use few K/V heads.": "apart",
+        "List a K/V head once, however many query heads use it.": "repeated",
+        "It needs only the K/V heads of its own query heads; others would only take memory.": "every",
     }
     hint = "two lists: its query heads, which are neighbours, and the K/V heads that they use, sorted. With fewer of these "
     hint += "than processes, several processes have the same one"
@@ -86,20 +75,11 @@ def _(given: Given) -> str:
     return f"{len(cases)} processes, with K/V heads divided and with K/V heads in several processes"
 
 
-def _heads(
-    part: int,
-    parts: int,
-    query_heads: int,
-    kv_heads: int,
-    *,
-    neighbours: bool = True,
-    once: bool = True,
-    every: bool = False,
-) -> tuple[list[int], list[int]]:
+def _heads(part: int, parts: int, query_heads: int, kv_heads: int, wrong: Wrong = ()) -> tuple[list[int], list[int]]:
     each, group = query_heads // parts, query_heads // kv_heads
-    mine = list(range(part * each, (part + 1) * each) if neighbours else range(part, query_heads, parts))
-    used = [head // group for head in (range(query_heads) if every else mine)]
-    return mine, sorted(set(used)) if once else used
+    mine = list(range(part, query_heads, parts) if "apart" in wrong else range(part * each, (part + 1) * each))
+    used = [head // group for head in (range(query_heads) if "every" in wrong else mine)]
+    return mine, used if "repeated" in wrong else sorted(set(used))
 
 
 # tokens, (cached, queued, requests) of each replica, the right one, and why
@@ -110,12 +90,7 @@ CASES = [
     (272, [(0, 0, 0), (256, 5000, 20), (0, 0, 0)], 0, "It would compute 272 tokens; the other has 5,000 ahead."),
     (272, [(256, 100, 1), (0, 0, 0), (0, 0, 0)], 0, "Waiting for 100 tokens is quicker than computing 256."),
     (272, [(16, 600, 3), (0, 0, 0), (0, 50, 1)], 1, "One block more isn't worth waiting for 600 tokens."),
-    (
-        272,
-        [(0, 20, 9), (0, 2000, 1), (0, 2000, 2)],
-        0,
-        "Nine computed requests are less to wait for than 2,000 tokens.",
-    ),
+    (272, [(0, 20, 9), (0, 2000, 1), (0, 2000, 2)], 0, "Nine computed requests are a shorter wait than 2,000 tokens."),
     (272, [(256, 0, 3), (256, 0, 0), (256, 0, 8)], 1, "All have the story, and it has the fewest requests."),
     (40, [(0, 0, 0), (32, 300, 1), (0, 0, 0)], 0, "For a short prompt, no match is worth waiting for 300 tokens."),
 ]
@@ -175,9 +150,7 @@ def _(given: Given) -> str:
     arrivals, before = [], 0.0
     for i, (at, story) in enumerate(got):
         is_time = isinstance(at, int | float) and math.isfinite(at) and at >= before
-        expect(
-            is_time, f"Request {i} arrives at {at!r}: must be a number of seconds, not before the request before it."
-        )
+        expect(is_time, f"Request {i} arrives at {at!r}: must be seconds, and not before the request before it.")
         is_story = isinstance(story, int) and story >= 0
         expect(is_story, f"Request {i} is for story {story!r}: must be a whole number, at least 0.")
         arrivals.append(Arrival(float(at), story))
@@ -231,21 +204,12 @@ PLAYS: list[tuple[str, list[tuple[Any, ...]]]] = [
     ("Exactly `seconds` ago still counts.", [SENT, ("matched", A, [1, 2], NONE, 1.0)]),
     ("They were sent too long ago.", [SENT, ("matched", A, [1, 2], NONE, 1.125)]),
     ("The index knows them, however old they are.", [SENT, ("matched", A, [1, 2], {1, 2}, 9.0)]),
-    (
-        "Block 2 is missing: what comes after it is of no use.",
-        [("sent", A, [3], 0.0), ("matched", A, [1, 2, 3], {1}, 0.0)],
-    ),
-    (
-        "The first is in the index, the others were sent: both count together.",
-        [("sent", A, [1, 2, 3], 0.0), ("matched", A, [1, 2, 3, 4], {1}, 0.5)],
-    ),
+    ("Block 2 is missing: what comes after it is of no use.", [("matched", A, [1, 2, 3], {1, 3}, 0.0)]),
+    ("The first is in the index, the others were sent.", [SENT, ("matched", A, [1, 2, 4], {1}, 0.5)]),
     ("Each block counts by itself, in the prompt's order.", [SENT, ("matched", A, [2, 1], {2}, 0.5)]),
     ("It was sent again at 0.875.", [SENT, ("sent", A, [1], 0.875), ("matched", A, [1], NONE, 1.5)]),
     ("A has died, and with it what it had.", [SENT, ("died", A), ("matched", A, [1], NONE, 0.5)]),
-    (
-        "Only A has died; B is still there.",
-        [SENT, ("sent", B, [1], 0.0), ("died", A), ("matched", B, [1], NONE, 0.5)],
-    ),
+    ("Only A has died; B is there.", [SENT, ("sent", B, [1], 0.0), ("died", A), ("matched", B, [1], NONE, 0.5)]),
 ]
 
 

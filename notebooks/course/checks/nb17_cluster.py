@@ -7,12 +7,7 @@ from itertools import count
 from typing import Any
 
 BLOCK, STORY = 16, 256  # tokens of a block, and of a story
-PASS, TOKEN, REPORT, DECODE = (
-    0.01,
-    0.001,
-    0.02,
-    0.1,
-)  # seconds: of a pass, of a token, until events are known, of an answer
+PASS, TOKEN, REPORT, DECODE = 0.01, 0.001, 0.02, 0.1  # seconds: of a pass, a token, until events are known, an answer
 REPLICAS = ("A", "B", "C")
 
 
@@ -39,9 +34,7 @@ class Arrival:
 class _Server:
     held: set[int] = field(default_factory=set)  # stories that are computed here
     known: set[int] = field(default_factory=set)  # those of which events have come
-    waiting: list[tuple[Arrival, int]] = field(
-        default_factory=list
-    )  # with the tokens that the router expects to compute
+    waiting: list[tuple[Arrival, int]] = field(default_factory=list)  # with the tokens that are expected of each
     serving: int | None = None  # the tokens that were expected of the request in service
     requests: int = 0
 

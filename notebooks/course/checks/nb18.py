@@ -12,7 +12,7 @@ from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.draft_tree import DraftTree
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, compare, expect_refused
+from notebooks.course.tables import Mistake, Wrong, compare, expect_refused
 
 
 def _slot(table: list[int], n: int, size: int) -> int:
@@ -29,12 +29,10 @@ def _(given: Given) -> str:
         length = rng.randrange((count - 1) * size + 1, count * size + 1)
         cases.append(([_slot(table, n, size) for n in range(length)], size, count + rng.randrange(3)))
     mistakes: dict[str, Mistake] = {
-        "You pad with 0, which is a block. A kernel would read its tokens. The padding is −1.": {"padding": 0},
-        "Entries that aren't in use are −1, so that all tables have `width` entries.": {"padded": False},
-        "These are slots, the first one of each block. A table has the numbers of blocks: slot // page_size.": {
-            "slots": True
-        },
-        "The last block is missing. It counts although it isn't full.": {"last": False},
+        "You pad with 0, which is a block. A kernel would read its tokens. The padding is −1.": "zero",
+        "Entries that aren't in use are −1, so that all tables have `width` entries.": "unpadded",
+        "These are slots, the first one of each block. A table has the numbers of blocks: slot // page_size.": "slots",
+        "The last block is missing. It counts although it isn't full.": "not_last",
     }
     hint = "one block for each page_size tokens, then −1 up to `width`"
     compare(block_table, _table, cases, mistakes, hint=hint)
@@ -50,19 +48,10 @@ def _(given: Given) -> str:
     return "63 rows with a block table, and rows that have none"
 
 
-def _table(
-    row: list[int],
-    page_size: int,
-    width: int,
-    *,
-    padding: int = -1,
-    padded: bool = True,
-    slots: bool = False,
-    last: bool = True,
-) -> list[int]:
-    firsts = row[::page_size] if last or len(row) % page_size == 0 else row[::page_size][:-1]
-    table = [slot if slots else slot // page_size for slot in firsts]
-    return table + [padding] * (width - len(table)) if padded else table
+def _table(row: list[int], page_size: int, width: int, wrong: Wrong = ()) -> list[int]:
+    firsts = row[::page_size] if "not_last" not in wrong or len(row) % page_size == 0 else row[::page_size][:-1]
+    table = [slot if "slots" in wrong else slot // page_size for slot in firsts]
+    return table if "unpadded" in wrong else table + [0 if "zero" in wrong else -1] * (width - len(table))
 
 
 @exercise("18.2", "Where the new tokens go", points=2)
@@ -80,52 +69,35 @@ def _(given: Given) -> str:
             tables.append([free.pop() for _ in range(used)] + [-1] * (width - used))
         cases.append((tables, lengths, q_lens, size))
     mistakes: dict[str, Mistake] = {
-        "`lengths` counts the new tokens already. So the newest one is at index length − 1.": {"shift": 1},
-        "`lengths` counts the new tokens already: they are the last ones of the request, not what follows it.": {
-            "behind": True
-        },
-        "A request may have several new tokens: the last `q_lens[i]` of it.": {"several": False},
-        "These are the offsets. A slot is block * page_size + offset.": {"offsets": True},
-        "You read the first row for every request. The others would overwrite its K/V.": {"first_table": True},
+        "`lengths` counts the new tokens already. So the newest one is at index length − 1.": "shifted",
+        "`lengths` counts the new tokens already: they are the last ones of the request, not what follows it.": "behind",
+        "A request may have several new tokens: the last `q_lens[i]` of it.": "one_each",
+        "These are the offsets. A slot is block * page_size + offset.": "offsets",
+        "You read the first row for every request. The others would overwrite its K/V.": "first_table",
     }
     hint = "return two flat lists, positions and slots, with an entry for each new token"
     compare(new_slots, _places, cases, mistakes, hint=hint)
     for tables, lengths, q_lens, numbers, why in (
-        (
-            [[5, 2], [1, -1]],
-            [6, 5],
-            [1, 1],
-            (1, 4),
-            "The second entry of request 1 is −1, so its token 4 has no block.",
-        ),
+        ([[5, 2], [1, -1]], [6, 5], [1, 1], (1, 4), "The second entry of request 1 is −1: token 4 has no block."),
         ([[5, 2], [1, 0]], [9, 5], [1, 1], (0, 8), "The table of request 0 has two blocks, for 8 tokens."),
         ([[5, -1]], [5], [3], (0, 4), "Tokens 2 and 3 of request 0 have a block, and token 4 has none."),
     ):
-        said = (
-            f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4. {why} Name the request and the token."
-        )
+        said = f"tables={tables}, lengths={lengths}, q_lens={q_lens}, page_size=4. {why} Name request and token."
         expect_refused(lambda args=(tables, lengths, q_lens, 4): new_slots(*args), numbers, said)  # type: ignore[misc]
     return "62 batches, with one and with several new tokens of each request"
 
 
 def _places(
-    tables: list[list[int]],
-    lengths: list[int],
-    q_lens: list[int],
-    page_size: int,
-    *,
-    shift: int = 0,
-    behind: bool = False,
-    several: bool = True,
-    offsets: bool = False,
-    first_table: bool = False,
+    tables: list[list[int]], lengths: list[int], q_lens: list[int], page_size: int, wrong: Wrong = ()
 ) -> tuple[list[int], list[int]]:
     where, places = list[int](), list[int]()
     for table, length, count in zip(tables, lengths, q_lens, strict=True):
-        start = length - (count if several else 1) + shift + (count if behind else 0)
-        for n in range(start, start + (count if several else 1)):
+        new = 1 if "one_each" in wrong else count
+        start = length + ("shifted" in wrong) - (0 if "behind" in wrong else new)
+        for n in range(start, start + new):
             where.append(n)
-            places.append(n % page_size if offsets else _slot(tables[0] if first_table else table, n, page_size))
+            slot = _slot(tables[0] if "first_table" in wrong else table, n, page_size)
+            places.append(n % page_size if "offsets" in wrong else slot)
     return where, places
 
 
@@ -135,16 +107,12 @@ def _(given: Given) -> str:
     cases = [([-1, 0, 0], 1), ([-1, 0, 0, 1, 1, 2], 14), ([-1], 3), ([-1, 0, 1, 2], 2), ([-1, 0, 0], 0)]
     cases += [([-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 10)))], rng.randrange(12)) for _ in range(60)]
     mistakes: dict[str, Mistake] = {
-        "Your mask is the other way round: True is for what a node sees.": {"inverted": True},
-        "All nodes see the context: its tokens are part of the text, whichever draft is right.": {
-            "context_seen": False
-        },
-        "A node sees itself. Without that, it wouldn't know its own token.": {"itself": False},
-        "This is the mask of a line: every node sees all before it. In a tree, siblings must not see each other.": {
-            "line": True
-        },
-        "A node doesn't see its parent, which is part of its path.": {"path": 0},
-        "A node sees its parent, but not the parent of that one. Its path goes up to the root.": {"path": 1},
+        "Your mask is the other way round: True is for what a node sees.": "inverted",
+        "All nodes see the context: its tokens are part of the text, whichever draft is right.": "no_context",
+        "A node sees itself. Without that, it wouldn't know its own token.": "not_itself",
+        "This is the mask of a line: every node sees all before it. In a tree, siblings must not see each other.": "line",
+        "A node doesn't see its parent, which is part of its path.": "no_path",
+        "A node sees its parent, but not the parent of that one. Its path goes up to the root.": "only_parent",
     }
     hint = (
         "a mask of torch.bool, a row for each node and a column for each token of the context and each node: True for "
@@ -168,27 +136,18 @@ def _positions(parents: list[int], context: int) -> list[int]:
     return positions
 
 
-def _tree_mask(
-    parents: list[int],
-    context: int,
-    *,
-    inverted: bool = False,
-    context_seen: bool = True,
-    itself: bool = True,
-    line: bool = False,
-    path: int | None = None,
-) -> torch.Tensor:
+def _tree_mask(parents: list[int], context: int, wrong: Wrong = ()) -> torch.Tensor:
     nodes = torch.arange(len(parents))
     mask = DraftTree(range(len(parents)), parents).spec_mask(context) == 0
-    if path is not None:
+    if "no_path" in wrong or "only_parent" in wrong:
         mask[:, context:] = nodes == nodes[:, None]
-        for node, parent in enumerate(parents if path else ()):
+        for node, parent in enumerate(parents if "only_parent" in wrong else ()):
             mask[node, context + parent] |= parent >= 0
-    if line:
+    if "line" in wrong:
         mask[:, context:] = nodes <= nodes[:, None]
-    mask[:, :context] &= context_seen
-    mask[nodes, context + nodes] &= itself
-    return mask ^ inverted
+    mask[:, :context] &= "no_context" not in wrong
+    mask[nodes, context + nodes] &= "not_itself" not in wrong
+    return mask ^ ("inverted" in wrong)
 
 
 CHANGED = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
@@ -239,49 +198,34 @@ def _(given: Given) -> str:
         return own
 
     mistakes: dict[str, Mistake] = {
-        "The positions are one too far: the new token's index is the length as it *was*. Keep the old lengths.": {
-            "positions": 1
-        },
-        "seq_lens stays as it was. It counts the new token as well, so it grows by 1.": {"grown": 0},
-        "The slots belong to the lengths *after* the step. A token at index n is in slot n of its row.": {
-            "slots": "after"
-        },
-        "The slots are read from row 0 for every query. Query i has the blocks in row i.": {"slots": "row 0"},
-        "These are blocks. The slot is block * block_size + the offset in it.": {"slots": "blocks"},
-        "The padding has slot 0, which is a slot: the pass would overwrite the K/V in it. Its slot is −1.": {
-            "padding": 0
-        },
-        "The padding keeps slots from earlier. With −1, nothing is stored.": {"padding": None},
-        "The padding keeps input_tokens from earlier, and must have 0 everywhere.": {"kept": "input_tokens"},
-        "The padding keeps input_positions from earlier, and must have 0 everywhere.": {"kept": "input_positions"},
+        "The positions are one too far: the new token's index is the length as it *was*. Keep the old lengths.": "places",
+        "seq_lens stays as it was. It counts the new token as well, so it grows by 1.": "old_lens",
+        "The slots belong to the lengths *after* the step. A token at index n is in slot n of its row.": "slots_after",
+        "The slots are read from row 0 for every query. Query i has the blocks in row i.": "row_0",
+        "These are blocks. The slot is block * block_size + the offset in it.": "blocks",
+        "The padding has slot 0, which is a slot: the pass would overwrite the K/V in it. Its slot is −1.": "slot_0",
+        "The padding keeps slots from earlier. With −1, nothing is stored.": "old_slots",
+        "The padding keeps input_tokens from earlier, and must have 0 everywhere.": "input_tokens",
+        "The padding keeps input_positions from earlier, and must have 0 everywhere.": "input_positions",
     }
     compare(call, _advanced, cases, mistakes, hint="the numbers after the step are wrong")
     return "43 batches, with and without padding"
 
 
-def _advanced(
-    batch: dict[str, Any],
-    block_size: int,
-    *,
-    positions: int = 0,
-    grown: int = 1,
-    slots: str = "",
-    padding: int | None = -1,
-    kept: str = "",
-) -> dict[str, Any]:
+def _advanced(batch: dict[str, Any], block_size: int, wrong: Wrong = ()) -> dict[str, Any]:
     after = {name: tensor.clone() for name, tensor in batch.items()}
     queries, lens = len(batch["sampled_token_ids"]), batch["seq_lens"]
     npu_advance_step_flashattn(**after, num_seqs=len(lens), num_queries=queries, block_size=block_size)
     lens, tables = lens[:queries], batch["block_tables"]
-    after["input_positions"][:queries] += positions
-    after["seq_lens"][:queries] += grown - 1
-    if slots:
-        n = lens + (slots == "after")
-        blocks = tables[torch.zeros_like(n) if slots == "row 0" else torch.arange(queries), n // block_size]
-        after["slot_mapping"][:queries] = blocks if slots == "blocks" else blocks * block_size + n % block_size
-    after["slot_mapping"][queries:] = batch["slot_mapping"][queries:] if padding is None else padding
-    if kept:
-        after[kept][queries:] = batch[kept][queries:]
+    after["input_positions"][:queries] += int("places" in wrong)
+    after["seq_lens"][:queries] -= int("old_lens" in wrong)
+    n = lens + ("slots_after" in wrong)
+    blocks = tables[torch.zeros_like(n) if "row_0" in wrong else torch.arange(queries), n // block_size]
+    after["slot_mapping"][:queries] = blocks if "blocks" in wrong else blocks * block_size + n % block_size
+    padding = 0 if "slot_0" in wrong else -1
+    after["slot_mapping"][queries:] = batch["slot_mapping"][queries:] if "old_slots" in wrong else padding
+    for name in {"input_tokens", "input_positions"}.intersection(wrong):
+        after[name][queries:] = batch[name][queries:]
     return after
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
-from notebooks.course.tables import Mistake, compare
+from notebooks.course.tables import Mistake, Wrong, compare
 
 
 @exercise("19.1", "When fetching pays")
@@ -22,9 +22,9 @@ def _(given: Given) -> str:
         speed, begin = 2.0 ** rng.randrange(18, 24), rng.randrange(64) / 64
         cases.append((2 ** rng.randrange(8, 14), speed, begin, 2.0 ** -rng.randrange(4, 14)))
     mistakes: dict[str, Mistake] = {
-        "You count tokens that take as long both ways. Equal isn't faster.": {"equal": True},
-        "1 token isn't fetched faster. Did you forget the time before the first byte?": {"begins": False},
-        "Where each token takes longer, or as long, fetching is never faster. Return None.": {"never": 0},
+        "You count tokens that take as long both ways. Equal isn't faster.": "equal",
+        "1 token isn't fetched faster. Did you forget the time before the first byte?": "at_once",
+        "Where each token takes longer, or as long, fetching is never faster. Return None.": "never_0",
     }
     hint = "the fewest tokens, at least 1 and a whole number, for which fetching is faster; None if it never is"
     compare(given["fewest_tokens"], _fewest, cases, mistakes, hint=hint)
@@ -32,21 +32,14 @@ def _(given: Given) -> str:
 
 
 def _fewest(
-    bytes_per_token: int,
-    bytes_per_second: float,
-    begin: float,
-    compute: float,
-    *,
-    equal: bool = False,
-    begins: bool = True,
-    never: int | None = None,
+    bytes_per_token: int, bytes_per_second: float, begin: float, compute: float, wrong: Wrong = ()
 ) -> int | None:
     """By fractions, so exactly."""
     gain = Fraction(compute) - Fraction(bytes_per_token) / Fraction(bytes_per_second)
     if gain <= 0:
-        return never
-    enough = Fraction(begin if begins else 0) / gain
-    return max(-floor(-enough), 1) if equal else floor(enough) + 1
+        return 0 if "never_0" in wrong else None
+    enough = Fraction(0 if "at_once" in wrong else begin) / gain
+    return max(-floor(-enough), 1) if "equal" in wrong else floor(enough) + 1
 
 
 Blocks = dict[str, tuple[str | None, int]]
@@ -75,18 +68,18 @@ def _(given: Given) -> str:
             del left[_first(left)]
     mistakes: dict[str, Mistake] = {
         "A block is behind the one that you let leave. Nothing could find that block any more, and it would still take up "
-        "room.": {"last": False},
-        "Another one has nothing behind it, either, and was used longer ago.": {"oldest": False},
+        "room.": "not_last",
+        "Another one has nothing behind it, either, and was used longer ago.": "newest",
     }
     hint = "the name of the block that was used longest ago of those with nothing behind them"
     compare(given["first_to_leave"], _first, cases, mistakes, hint=hint)
     return f"{len(chains)} storeys, until each of them was empty"
 
 
-def _first(blocks: Blocks, *, last: bool = True, oldest: bool = True) -> str:
-    continued = {before for before, _ in blocks.values()} if last else set[str | None]()
+def _first(blocks: Blocks, wrong: Wrong = ()) -> str:
+    continued = set[str | None]() if "not_last" in wrong else {before for before, _ in blocks.values()}
     ends = [name for name in blocks if name not in continued]
-    return (min if oldest else max)(ends, key=lambda name: blocks[name][1])
+    return (max if "newest" in wrong else min)(ends, key=lambda name: blocks[name][1])
 
 
 class _Counted:

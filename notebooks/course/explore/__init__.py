@@ -19,7 +19,7 @@ engine is written again in JavaScript, and no number is computed there.
 - `Frame(panels, sentence)`: what one combination shows. The sentence is said aloud when a control moves: it names the
   cause of what there is to see. Frames may share panels; what repeats is in the file once.
 - `frames` has every combination of indices, `{(0, 0): Frame, (0, 1): Frame, ...}`.
-- Panels are plain data (panels/): `Bars` of `Bar`, `Lines` of `Series` and `Mark`, `Cells` of `CellRow` of `Cell`, `Lanes`
+- Panels are plain data (panels/): `Bars` of `Bar`, `Cells` of `CellRow` of `Cell`, `Lanes`
   of `Lane` of `Span` with a `Strip` above them and `Flag`s, `Tree` of `Node`, `Numbers` of `Number`. Each kind is a
   dataclass that says itself in words and draws itself on paper (for the still picture), and next to it a
   file of JavaScript, `draw.KIND = (panel, box) => ...`.
@@ -27,7 +27,7 @@ engine is written again in JavaScript, and no number is computed there.
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
-The explorables of the series are functions in files of the same name: `sampling`, `page_sizes`, `roofline`. To be written
+The explorables of the series are functions in files of the same name: `sampling`, `page_sizes`, `eviction`. To be written
 by `python -m notebooks.course.explore NAME`, one needs its line in CATALOGUE (__main__.py).
 """
 
@@ -35,7 +35,6 @@ from notebooks.course.explore.explorable import Control, Explorable, Frame
 from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
 from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span, Strip
-from notebooks.course.explore.panels.lines import Lines, Mark, Series
 from notebooks.course.explore.panels.tree import Node, Tree
 
 __all__ = [
@@ -50,12 +49,9 @@ __all__ = [
     "Frame",
     "Lane",
     "Lanes",
-    "Lines",
-    "Mark",
     "Node",
     "Number",
     "Numbers",
-    "Series",
     "Span",
     "Strip",
     "Tree",

@@ -35,7 +35,7 @@ class Times:
     first_token: int
 
 
-def record_chunk_sizes(llm: LLM | str = "story") -> dict[int | None, Run]:
+def record_chunk_sizes(llm: LLM) -> dict[int | None, Run]:
     """The same two requests, served with each chunk size."""
     return {size: serve(llm, ARRIVALS, SLOTS, chunked_prefill_size=size) for size in SIZES}
 
@@ -59,7 +59,7 @@ def times_of(run: Run, shown: list[Moment]) -> Times:
     return Times(passes, gap, gap_start, gap_end, first_token)
 
 
-def chunk_sizes(llm: LLM | str = "story") -> Explorable:
+def chunk_sizes(llm: LLM) -> Explorable:
     """chunked_prefill_size → the timeline, the longest gap between a running request's tokens, the time to first token."""
     runs = record_chunk_sizes(llm)
     shown = {size: moments(run) for size, run in runs.items()}

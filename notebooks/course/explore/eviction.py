@@ -33,13 +33,13 @@ ONCE = (
 PROMPTS = (FOX, ONCE[0], FOX, ONCE[1], FOX, *ONCE[2:5], FOX, *ONCE[5:9], FOX)
 
 
-def record_eviction(llm: LLM | str = "story") -> dict[tuple[str, int], Run]:
+def record_eviction(llm: LLM) -> dict[tuple[str, int], Run]:
     """The same prompts, one after another, with each policy and each size of the pool."""
     arrivals = [Arrival(10**9, prompt, 1) for prompt in PROMPTS]  # each as soon as the one before it has ended
     return {(policy, size): serve(llm, arrivals, size, eviction_policy=policy) for policy in POLICIES for size in SIZES}
 
 
-def eviction(llm: LLM | str = "story") -> Explorable:
+def eviction(llm: LLM) -> Explorable:
     """Policy and pool size → the tokens that each prompt finds in the tree, and what the tree holds at the end."""
     runs = record_eviction(llm)
     frames = {}

@@ -14,12 +14,12 @@ SLOTS = 80
 ARRIVALS = (Arrival(0, FOX, 4), Arrival(4, RIVER, 9), Arrival(4, BEAR, 9), Arrival(4, HELLO, 9))
 
 
-def record_page_sizes(llm: LLM | str = "story") -> dict[int, Run]:
+def record_page_sizes(llm: LLM) -> dict[int, Run]:
     """The same requests, served with each page size."""
     return {size: serve(llm, ARRIVALS, SLOTS, page_size=size) for size in SIZES}
 
 
-def page_sizes(llm: LLM | str = "story") -> Explorable:
+def page_sizes(llm: LLM) -> Explorable:
     """Page size and step → the pool's slots, those that are held but empty, and the prompt tokens found in the tree."""
     runs = record_page_sizes(llm)
     steps = range(ARRIVALS[1].step + 1, len(runs[1].trace) + 1)

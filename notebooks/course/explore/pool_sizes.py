@@ -23,7 +23,7 @@ PHASES = (
 )
 
 
-def record_pool_sizes(llm: LLM | str = "story") -> dict[tuple[int, float], Run]:
+def record_pool_sizes(llm: LLM) -> dict[tuple[int, float], Run]:
     """The same requests, served from pools of each size, with each share set aside at first."""
     return {
         (size, share): serve(llm, ARRIVALS, size, schedule_policy=POLICY, schedule_conservativeness=factor)
@@ -32,7 +32,7 @@ def record_pool_sizes(llm: LLM | str = "story") -> dict[tuple[int, float], Run]:
     }
 
 
-def pool_sizes(llm: LLM | str = "story") -> Explorable:
+def pool_sizes(llm: LLM) -> Explorable:
     """Slots in the pool and share set aside → what every request does in every step, the pool's occupancy above, where it
     ran out, and how many steps each share takes."""
     runs = record_pool_sizes(llm)

@@ -6,7 +6,6 @@ What an explorable shows of the engine comes from here, and so from a run that h
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.stats import EngineStats
 from nanoinfer.frontends.llm import LLM, make_engine
-from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.events import TraceEvent
@@ -76,24 +74,13 @@ class Moment:
         return sum(self.computed.values())
 
 
-@cache
-def loaded(name: str) -> LoadedModel:
-    """The model of that name, loaded once."""
-    return load_model(name)
-
-
-def model_of(llm: LLM | str) -> LoadedModel:
-    """The model of an LLM, or the one with this name."""
-    return loaded(llm) if isinstance(llm, str) else llm.model
-
-
-def serve(llm: LLM | str, arrivals: Sequence[Arrival], slots: int, **config: object) -> Run:
+def serve(llm: LLM, arrivals: Sequence[Arrival], slots: int, **config: object) -> Run:
     """Record how an engine with `slots` slots, made from the model of `llm`, serves `arrivals`, to the last token.
 
     `config`: fields of EngineConfig. Greedy; no token ends a text, so every setting produces the same tokens.
     """
     fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
-    engine = make_engine(model_of(llm), EngineConfig(**fields))  # type: ignore[arg-type]
+    engine = make_engine(llm.model, EngineConfig(**fields))  # type: ignore[arg-type]
     with one_thread(), record(engine) as trace:
         room, stats = _run(engine, list(arrivals))
     return Run(trace, room, stats)

@@ -1,7 +1,6 @@
 """sampling: temperature, top-k and top-p on the next token of a real prompt; the sampler's functions do the cutting."""
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 
@@ -13,32 +12,21 @@ from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Numb
 TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
 TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them
 TOP_PS = (0.5, 0.7, 0.9, 0.95, 1.0)
+BARS = 12
 
 
-def sampling(
-    llm: LLM,
-    prompt: str,
-    temperatures: Sequence[float] = TEMPERATURES,
-    top_ks: Sequence[int] = TOP_KS,
-    top_ps: Sequence[float] = TOP_PS,
-    bars: int = 12,
-) -> Explorable:
-    """The distribution of the token after `prompt`, for every combination: the `bars` likeliest tokens and the rest.
-
-    A `top_k` of 0 keeps all tokens, as in SamplingParams. ValueError for a temperature that is not above 0.
-    """
-    if min(temperatures) <= 0:
-        raise ValueError(f"temperatures={tuple(temperatures)}: must be above 0; at 0 no token is drawn")
+def sampling(llm: LLM, prompt: str) -> Explorable:
+    """The distribution of the token after `prompt`, for every combination: the likeliest tokens and the rest. A `top_k` of
+    0 keeps all tokens, as in SamplingParams."""
     engine = InferenceEngine(llm.model)
-    if engine.tokenizer is None:
-        raise ValueError("llm: this model has no tokenizer files, so its tokens have no texts")
+    assert engine.tokenizer is not None
     logits, _ = engine.extend(engine.builder.prompt_ids(prompt), keep=False)
-    likeliest = logits[0].argsort(descending=True)[:bars].tolist()
+    likeliest = logits[0].argsort(descending=True)[:BARS].tolist()
     texts = [_visible(engine.tokenizer.decode([token])) for token in likeliest]
     controls = [
-        Control("temperature", "temperature", list(temperatures), start=_place(temperatures, 1.0)),
-        Control("top_k", "top-k", list(top_ks), [str(k) if k > 0 else "all" for k in top_ks], _place(top_ks, 0), True),
-        Control("top_p", "top-p", list(top_ps), start=_place(top_ps, 1.0)),
+        Control("temperature", "temperature", TEMPERATURES, start=TEMPERATURES.index(1.0)),
+        Control("top_k", "top-k", TOP_KS, [str(k) if k else "all" for k in TOP_KS], TOP_KS.index(0), True),
+        Control("top_p", "top-p", TOP_PS, start=TOP_PS.index(1.0)),
     ]
     frames = {}
     for chosen in itertools.product(*(range(len(control.values)) for control in controls)):
@@ -137,7 +125,3 @@ def _percent(share: float) -> str:
 
 def _visible(text: str) -> str:
     return text.replace("\n", "⏎") or "∅"
-
-
-def _place(values: Sequence[float], wanted: float) -> int:
-    return list(values).index(wanted) if wanted in values else 0

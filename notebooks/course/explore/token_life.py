@@ -21,12 +21,12 @@ ARRIVALS = (Arrival(0, FOX, 5), Arrival(6, RIVER, 3), Arrival(10, DONKEY, 3))
 TOKENS = ((0, 10), (0, 14), (0, 18), (1, 18))
 
 
-def record_lives(llm: LLM | str = "story") -> Run:
+def record_lives(llm: LLM) -> Run:
     """Two requests about the fox, and one that needs their room."""
     return serve(llm, ARRIVALS, SLOTS)
 
 
-def token_life(llm: LLM | str = "story") -> Explorable:
+def token_life(llm: LLM) -> Explorable:
     """Token and step → what has become of the token: in the rows, in the pool, in the tree."""
     trace = record_lives(llm).trace
     seen = seen_moments(trace)

@@ -14,7 +14,6 @@ from nanoinfer.trace import record
 from nanoinfer.trace.state import TraceState
 from nanoinfer.viz.words import slots
 from notebooks.course.explore import Cells, Control, Explorable, Frame, Tree
-from notebooks.course.explore.runs import model_of
 from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import BEAR, FOX, RIVER
 
@@ -39,8 +38,8 @@ class TreeStep:
 class Play:
     """A radix tree, the prompts that go through it, and a recorded step for everything that is done to it."""
 
-    def __init__(self, llm: LLM | str):
-        model = model_of(llm)
+    def __init__(self, llm: LLM):
+        model = llm.model
         assert model.tokenizer is not None
         self.engine = make_engine(model, EngineConfig(4, SLOTS, SLOTS))
         self.tree, self.pool = self.engine.radix_cache, self.engine.cache.token_to_kv_pool
@@ -145,7 +144,7 @@ class Play:
         self.tree.dec_lock_ref(leaf.parent)
 
 
-def tree_steps(llm: LLM | str = "story") -> Explorable:
+def tree_steps(llm: LLM) -> Explorable:
     """Step → the tree before and after it, with arrows, the pool's slots, and what happened."""
     steps = Play(llm).run()
     frames = {(i,): frame_of(step, i + 1) for i, step in enumerate(steps)}

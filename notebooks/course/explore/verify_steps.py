@@ -10,7 +10,7 @@ from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.words import count, visible
 from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers
-from notebooks.course.explore.runs import model_of, one_thread
+from notebooks.course.explore.runs import one_thread
 from notebooks.course.prompts import STORY
 
 DRAFTS, CONTEXT, MOST_TOKENS = 4, 1, 100
@@ -53,9 +53,9 @@ class Pass:
         return KINDS[1 if self.accepted == DRAFTS else 0 if self.accepted else 2]
 
 
-def record_passes(llm: LLM | str = "story") -> dict[str, Pass]:
+def record_passes(llm: LLM) -> dict[str, Pass]:
     """The first pass of each of KINDS: `ngram` guesses, and the prompt is a story and its beginning once more."""
-    model = model_of(llm)
+    model = llm.model
     fields = {"drafter": "ngram", "num_draft_tokens": DRAFTS, "adaptive_drafts": False, "max_total_tokens": 1024}
     engine = make_engine(model, EngineConfig(max_running_requests=1, max_context_len=512, **fields))  # type: ignore[arg-type]
     engine.add_request(COPY, SamplingParams(max_new_tokens=MOST_TOKENS, temperature=0, ignore_eos=True))
@@ -89,9 +89,9 @@ def record_passes(llm: LLM | str = "story") -> dict[str, Pass]:
     return found
 
 
-def verify_steps(llm: LLM | str = "story") -> Explorable:
+def verify_steps(llm: LLM) -> Explorable:
     """Kind of pass and step → tokens and slots, what each row reads and gives, and what the request gets."""
-    passes, tokenizer = record_passes(llm), model_of(llm).tokenizer
+    passes, tokenizer = record_passes(llm), llm.model.tokenizer
     steps = [BEFORE, *(f"row {row}" for row in range(1 + DRAFTS)), AFTER, NEXT]
     frames = {
         (i, step): _frame(passes[kind], step - 1, tokenizer)

@@ -10,12 +10,9 @@ from nanoinfer import LLM
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import make_engine as model_engine
-from nanoinfer.model.loader import LoadedModel
-from nanoinfer.model.random_model import random_model
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.trace import Trace, record
 from notebooks.course.explore import Explorable
-from notebooks.course.explore.roofline import roofline
 from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.prompts import FOX
@@ -24,8 +21,10 @@ from tests.helpers.engines import greedy, make_engine
 T = TypeVar("T")
 Recorded = Callable[[Callable[[LLM], Any]], Any]  # of the fixture `recorded`
 PROMPT = FOX + " One day she found a"
-TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def sampled(llm: LLM) -> Explorable:
+    return sampling(llm, PROMPT)
 
 
 def live(story: LLM, arrivals: tuple[Arrival, ...], slots: int, **config: Any) -> Iterator[Engine]:
@@ -79,15 +78,3 @@ def recorded(story: LLM) -> Callable[[Callable[[LLM], T]], T]:
         return made[make]
 
     return get
-
-
-@pytest.fixture(scope="session")
-def tiny() -> LoadedModel:
-    return random_model(kernels="torch", **TINY)
-
-
-@pytest.fixture(scope="session")
-def explorables(story: LLM, tiny: LoadedModel) -> dict[str, Explorable]:
-    """The roofline's machine reads 10 GB/s and does 100 billion operations per second."""
-    roof = roofline(tiny, bandwidth=10e9, flops=100e9, repeats=1)
-    return {"sampling": sampling(story, PROMPT), "roofline": roof}

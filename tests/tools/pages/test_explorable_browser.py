@@ -19,12 +19,9 @@ from notebooks.course.explore import (
     Frame,
     Lane,
     Lanes,
-    Lines,
-    Mark,
     Node,
     Number,
     Numbers,
-    Series,
     Span,
     Strip,
     Tree,
@@ -74,7 +71,6 @@ def drawn(page: "Chrome") -> dict[str, Any]:
             [...step.children].reduce((sum, part) => sum + Number(part.dataset.held), 0)),
           nodes: texts(".after .node b"),
           arrows: all(".arrows > path").length,
-          marked: texts(".marked"),
           numbers: texts(".numbers tr"),
         };""")
 
@@ -97,7 +93,6 @@ def test_the_keyboard_alone_reaches_every_combination_and_each_shows_its_frame(p
             assert got["held"] == [min(used, step) for step in range(4)]
             assert got["nodes"] == ["root", "ab", "cd", "xy"]
             assert got["arrows"] == 2
-            assert got["marked"] == ["here"]
             assert got["numbers"] == ["alwaysthe same", "longa long sentence that takes space"]
         press(page, Keys.ARROW_UP)
         webdriver.ActionChains(page).key_down(Keys.SHIFT).send_keys(Keys.TAB, Keys.TAB).key_up(Keys.SHIFT).perform()
@@ -135,7 +130,6 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
             HOSTILE, 1, [Lane(HOSTILE, [Span(0, 1, "decode", HOSTILE)])], Strip(HOSTILE, 1, [[]]), 0, [("r0", HOSTILE)]
         ),
         Tree(HOSTILE, nodes, Node("", children=[Node(HOSTILE, key="k")])),
-        Lines(HOSTILE, HOSTILE, HOSTILE, [Series(HOSTILE, [(1, 1)])], (0, 2), (0, 2), [Mark(1, 1, HOSTILE)]),
         Numbers(HOSTILE, [Number(HOSTILE, HOSTILE)]),
     ]
     control = Control("c", HOSTILE, ["a", "b"], [HOSTILE, "b"], slider=True)
@@ -152,7 +146,6 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
         ".bar .label",
         ".cell",
         ".node.o-tree b",
-        ".marked",
         ".numbers td",
         "output",
     ):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer import LLM
-from notebooks.course.explore.batch_limit import batch_limit
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.explorable import Explorable, Frame
@@ -16,18 +15,17 @@ from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.panels.base import Bars, Numbers, Panel
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
-from notebooks.course.explore.panels.lines import Lines
 from notebooks.course.explore.panels.tree import Node, Tree
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
 from notebooks.course.explore.verify_steps import verify_steps
-from notebooks.course.explore.working_set import working_set
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import device, drawn, press
+from tests.tools.pages.conftest import sampled
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -41,8 +39,7 @@ MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     tree_steps,
     token_life,
     verify_steps,
-    batch_limit,
-    working_set,
+    sampled,
 )
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
@@ -73,7 +70,6 @@ const kinds = {
     flags: all(box.parentElement, ".said-flags li").map(text),
     lines: all(box, ".over .flag").length,
   }),
-  lines: (box) => ({ curves: all(box, ".curve").length, marks: all(box, ".marked").map(text) }),
   tree: (box) => ({
     nodes: all(box, ".side").map((side) => all(side, ".node").map(node)),
     arrows: all(box, ".arrows > path").length,
@@ -117,8 +113,6 @@ def _panel(panel: Panel) -> Any:
             "flags": [f"! {flag.text}" for flag in panel.flags],
             "lines": len(panel.flags),
         }
-    if isinstance(panel, Lines):
-        return {"curves": sum(not each.dots for each in panel.series), "marks": [mark.text for mark in panel.marks]}
     assert isinstance(panel, Tree)
     roots = [root for root in (panel.before, panel.root) if root is not None]
     arrows = sum(node.was != "" for node in panel.root.walk()) if panel.before else 0
@@ -134,11 +128,9 @@ TALLEST = """return Math.max(...arguments[0].map((indices) => {
     explorable.show(indices); return document.documentElement.scrollHeight; }))"""
 
 
-@pytest.fixture(scope="module", params=[*MAKERS, "sampling", "roofline"], ids=lambda m: getattr(m, "__name__", m))
-def explorable(
-    request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable], explorables: dict[str, Explorable]
-) -> Explorable:
-    return explorables[request.param] if isinstance(request.param, str) else recorded(request.param)
+@pytest.fixture(scope="module", params=MAKERS, ids=lambda make: make.__name__)
+def explorable(request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable]) -> Explorable:
+    return recorded(request.param)
 
 
 @pytest.fixture

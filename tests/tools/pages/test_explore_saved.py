@@ -13,7 +13,6 @@ from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.tools.files import ROOT
 
 FOLDER = ROOT / "notebooks" / "explorables"
-MEASURED = {"roofline"}  # times differ from run to run
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def test_every_explorable_is_there_and_no_other_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - MEASURED))
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_a_page_is_what_would_be_recorded_now(
     name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
 ) -> None:
