@@ -14,7 +14,7 @@ from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
 from nanoinfer.server.settings import SECONDS
 from tests.helpers.async_engines import Gate, gated
-from tests.helpers.waiting import HANG_S, until
+from tests.helpers.waiting import HANG_S, run, until
 
 BODY = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
 
@@ -69,6 +69,23 @@ def patient_app(llm: Any, **settings: Any) -> FastAPI:
     """`make_app`, whose every time limit is as long as tests wait, where `settings` give no other one: no request fails
     because the machine is busy."""
     return make_app(llm, **{**dict.fromkeys(SECONDS, HANG_S), **settings})
+
+
+def ask(app: FastAPI, method: str, path: str, base: str = "http://test", **more: Any) -> httpx.Response:
+    """One request to an application, without its lifespan."""
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+            return await client.request(method, path, **more)
+
+    return run(send)
+
+
+def sent_events(text: str) -> list[Any]:
+    """What a stream of server-sent events has said, up to its `[DONE]`."""
+    *events, done = (line.removeprefix("data: ") for line in text.splitlines() if line)
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
 
 
 @contextmanager

@@ -65,13 +65,6 @@ def test_the_pages_own_files_need_no_key_and_may_load_nothing_from_elsewhere(loc
         assert elsewhere not in text.replace("//www", "")
 
 
-def test_the_pages_html_has_no_scripts_of_its_own(locked: Running) -> None:
-    text = locked.get("/").text
-    assert text.count("<script ") == text.count("<script defer src=") == text.count("</script>")
-    assert "<style" not in text
-    assert " onclick" not in text
-
-
 @pytest.mark.parametrize(
     "path", ["/static/page.htm", "/static/routes.py", "/static/..%2froutes.py", "/static/player_state.js"]
 )

@@ -10,10 +10,9 @@ import pytest
 
 from nanoinfer import LLM
 from tests.helpers.scripted_checkpoint import make
-from tests.helpers.servers import patient_app, running
+from tests.helpers.servers import ask, patient_app, running, sent_events
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import HANG_S
-from tests.server.test_lock import ask
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 TOOLS = [
@@ -139,7 +138,7 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
         reason = answer.json()["choices"][0]["finish_reason"]
         assert "index" not in calls[0]
     else:
-        events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+        events = sent_events(answer.text)
         deltas = [event["choices"][0]["delta"] for event in events]
         calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
         content = "".join(delta.get("content") or "" for delta in deltas)
@@ -310,7 +309,7 @@ def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, i
         (choice,), message = made["choices"], made["choices"][0]["message"]
         content, calls, reason = message["content"] or "", message.get("tool_calls", []), choice["finish_reason"]
     else:
-        *events, made = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+        *events, made = sent_events(answer.text)
         choices = [event["choices"][0] for event in events]
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
