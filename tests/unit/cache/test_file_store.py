@@ -32,29 +32,6 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert store.match(b"", TOKENS, 12) == 12
 
 
-def test_another_process_finds_it(tmp_path: Path) -> None:
-    put(open_store(tmp_path), TOKENS)
-    assert hit(open_store(tmp_path), TOKENS) == 12
-
-
-def test_a_sequence_that_leaves_in_the_middle_of_a_file_gets_what_it_shares(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    put(store, TOKENS)
-    assert hit(store, [*TOKENS[:9], 0, 0, 0]) == 8
-    assert hit(store, [*TOKENS[:3], 0, *TOKENS[4:]]) == 0  # later blocks are equal, but what is before them is not
-
-
-def test_runs_are_joined_and_gaps_end_a_match(tmp_path: Path) -> None:
-    store, tokens = open_store(tmp_path), list(range(20))
-    put(store, tokens[:4])
-    put(store, tokens[:12], start=8)
-    assert store.match(b"", tokens) == 4
-    assert hit(store, tokens, start=8) == 12  # if the first two blocks are elsewhere
-    assert put(store, tokens, start=4)
-    assert hit(store, tokens) == 20
-    assert hit(open_store(tmp_path), tokens) == 20
-
-
 def test_blocks_that_are_there_are_not_written_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     put(store, TOKENS)
@@ -63,23 +40,6 @@ def test_blocks_that_are_there_are_not_written_again(tmp_path: Path) -> None:
     assert store.stats().written_files == before
     put(store, [*TOKENS, 1, 1, 1, 1])
     assert store.stats().blocks == 4
-
-
-def test_long_runs_are_cut_into_files(tmp_path: Path) -> None:
-    store = open_store(tmp_path, file_bytes=2 * BLOCK * TOKEN_BYTES)
-    put(store, list(range(20)))
-    assert store.stats().files == 3
-    assert hit(store, list(range(20))) == 20
-    assert hit(open_store(tmp_path), list(range(20))) == 20
-
-
-def test_namespaces_are_apart(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    put(store, TOKENS, namespace=b"a")
-    assert hit(store, TOKENS, namespace=b"b") == 0
-    put(store, TOKENS, namespace=b"b")
-    again = open_store(tmp_path)
-    assert [hit(again, TOKENS, namespace=name) for name in (b"a", b"b", b"ab", b"")] == [12, 12, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -283,9 +283,3 @@ def test_without_such_a_system_all_is_as_before(monkeypatch: pytest.MonkeyPatch)
     memory.put(memory.data[:3].copy(), np.array([9, 4, 6]))
     assert (memory._ahead._thread, provider.asked) == (None, [])
     assert memory.data.view(np.float32)[[0, 4, 6, 9, 31], 0].tolist() == [31, 30, 29, 31, 0]
-
-
-# --- what is asked for ----------------------------------------------------------------------------------------------
-
-
-# --- when it ends ---------------------------------------------------------------------------------------------------

@@ -148,13 +148,6 @@ def test_one_prompt_shows_no_progress_bar(llm: LLM, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-def test_a_second_call_reuses_what_the_first_computed(llm: LLM) -> None:
-    first = llm.generate(TEXT, greedy())[0]
-    second = llm.generate(TEXT, greedy())[0]
-    assert (first.cached_tokens, second.cached_tokens) == (0, first.prompt_tokens - 1)
-    assert second.token_ids == first.token_ids
-
-
 def test_requests_added_to_the_engine_are_not_lost_when_generate_is_called_in_between(llm: LLM) -> None:
     engine = llm.engine
     short, long = engine.add_request(TEXT, greedy(2)), engine.add_request("The cat", greedy(20))
