@@ -107,7 +107,6 @@ def gated_server(
 ) -> Iterator[tuple[Running, Gate, Engine]]:
     """A server over a model that counts, whose passes the test lets through."""
     engine, gate = gated(is_open, **options)
-    engine.model_runner.model = Entrance(gate)
     with running(patient_app(engine, **(settings or {}))) as server:
         try:
             yield server, gate, engine
@@ -115,22 +114,11 @@ def gated_server(
             gate.open()
 
 
-class Entrance:
-    """Counts the passes that come to a gate."""
-
-    def __init__(self, gate: Gate):
-        self.gate, self.passes = gate, 0
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.passes += 1
-        return self.gate(*arguments)
-
-
 def in_a_pass(engine: Engine) -> bool:
     """Whether a pass waits at the gate: until it is let through, the engine's thread does nothing else."""
-    entrance = engine.model_runner.model
-    assert isinstance(entrance, Entrance)
-    return entrance.passes > entrance.gate.passes
+    gate = engine.model_runner.model
+    assert isinstance(gate, Gate)
+    return gate.arrivals > gate.passes
 
 
 def queued(engine: Engine, count: int) -> bool:

@@ -104,14 +104,6 @@ def test_a_stop_string_ends_it_and_is_not_in_the_text(client: openai.OpenAI) -> 
     assert made.choices[0].text == choice.text + "girl"
 
 
-def test_a_stop_string_across_tokens_never_shows_in_a_stream(client: openai.OpenAI) -> None:
-    made = client.completions.create(
-        model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop="a gentle", stream=True
-    )
-    text = "".join(chunk.choices[0].text for chunk in made)
-    assert text == ", there was "
-
-
 def test_log_probabilities(client: openai.OpenAI, reference: LLM) -> None:
     made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=6, logprobs=3)
     (wanted,) = reference.generate(PROMPT, greedy(6, logprobs=3))
@@ -178,19 +170,6 @@ def test_a_prompt_alone_shows_nothing_of_the_token_that_was_computed(
     (choice,) = json.loads(text)["choices"]
     assert (choice["text"], choice["token_ids"], choice["stop_reason"]) == (PROMPT, [], None)
     assert (choice["prompt_token_ids"], choice["finish_reason"]) == (hidden.prompt_token_ids, "length")
-
-
-def test_streams_of_n_with_echo_and_log_probabilities(client: openai.OpenAI) -> None:
-    made = client.completions.create(
-        model="story", prompt=[PROMPT, "The fox"], n=2, seed=3, max_tokens=3, echo=True, logprobs=2, stream=True
-    )
-    texts, tokens = dict.fromkeys(range(4), ""), {i: [] for i in range(4)}
-    for chunk in made:
-        (choice,) = chunk.choices
-        texts[choice.index] += choice.text
-        tokens[choice.index] += choice.logprobs.tokens
-    assert all(texts[i].startswith(PROMPT if i < 2 else "The fox") for i in range(4))
-    assert all("".join(tokens[i][1:]) == texts[i] for i in range(4))
 
 
 @pytest.mark.parametrize("count", [0, 2])

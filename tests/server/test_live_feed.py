@@ -15,9 +15,9 @@ from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.request_view import StepNotes
 from nanoinfer.server.live.texts import UNREADABLE
 from nanoinfer.trace.recorder import recorder_of
-from tests.helpers.engines import Clock, greedy, make_engine
+from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine
 from tests.helpers.fakes import counted_calls
-from tests.helpers.live import Client, SpellingTokenizer, SteppedFeed, merged, next_frame, read_frame, with_feed
+from tests.helpers.live import Client, SteppedFeed, merged, next_frame, read_frame, with_feed
 from tests.helpers.waiting import HANG_S, until_async
 
 # --- while nobody watches ---------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_where_prompts_are_shown_frames_have_the_beginning_and_the_end_of_each_t
 
 
 def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
-    class Broken(SpellingTokenizer):
+    class Broken(LetterTokenizer):
         def decode(self, *args: Any, **kwargs: Any) -> str:
             raise RuntimeError("broken")
 

@@ -12,7 +12,6 @@ import pytest
 from nanoinfer.server.live.routes import FILES, POLICY
 from nanoinfer.trace import Trace
 from tests.helpers.engines import make_engine
-from tests.helpers.live import SpellingTokenizer
 from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.waiting import HANG_S, until
 
@@ -20,7 +19,7 @@ KEY = {"authorization": "Bearer a-key"}
 
 
 def serving(**settings: Any) -> Any:
-    engine = make_engine(tokenizer=SpellingTokenizer(), slots=512)
+    engine = make_engine(slots=512)
     return running(patient_app(engine, **settings))
 
 

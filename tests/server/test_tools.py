@@ -130,25 +130,9 @@ def test_tools_are_shown_as_they_were_sent_without_strict(story: Any, monkeypatc
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("Let me look. ", "")])
 def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: str, after: str) -> None:
-    answer = chat(story, tools=TOOLS, stream=stream, max_tokens=200, guided_choice=[before + CALL + after])
-    assert answer.status_code == 200, answer.text
-    if not stream:
-        message = answer.json()["choices"][0]["message"]
-        calls, content = message["tool_calls"], message["content"] or ""
-        reason = answer.json()["choices"][0]["finish_reason"]
-        assert "index" not in calls[0]
-    else:
-        events = sent_events(answer.text)
-        deltas = [event["choices"][0]["delta"] for event in events]
-        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-        content = "".join(delta.get("content") or "" for delta in deltas)
-        reason = events[-1]["choices"][0]["finish_reason"]
-        assert calls[0]["index"] == 0
-    assert content == before
-    assert [call["function"]["name"] for call in calls] == ["weather"]
-    assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Oslo", "days": 3}
-    assert calls[0]["id"].startswith("call_")
-    assert reason == "tool_calls"
+    text = before + CALL + after
+    content, (arguments,), reason, _ = written(story, stream, max_tokens=200, temperature=1, guided_choice=[text])
+    assert (content, json.loads(arguments), reason) == (before, {"city": "Oslo", "days": 3}, "tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -314,6 +298,9 @@ def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, i
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
         reason = choices[-1]["finish_reason"]
+    for i, call in enumerate(calls):
+        assert (call["id"][:5], call["function"]["name"]) == ("call_", "weather")
+        assert call.get("index") == (i if stream else None)
     return content, [call["function"]["arguments"] for call in calls], reason, made["usage"]["completion_tokens"]
 
 
