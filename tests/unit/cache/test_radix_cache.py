@@ -1,14 +1,13 @@
 """The radix cache, by hand on small trees: what is inserted is found, in whole pages, under its key."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache import radix_cache
-from nanoinfer.cache.indices import common_prefix_len
+from tests.helpers.fakes import counted_calls
 from tests.helpers.trees import make_cache, put, shape, snapshot
 
 # --- match and insert --------------------------------------------------------------------------------------------
@@ -217,50 +216,15 @@ def test_a_node_that_is_locked_shared_or_elsewhere_does_not_grow() -> None:
 # --- cost --------------------------------------------------------------------------------------------------------
 
 
-class WatchedDict(dict[Any, Any]):
-    """A dict that counts look-ups and forbids going through its members."""
+def test_matching_costs_the_same_among_a_thousand_children_as_among_ten() -> None:
+    def calls(children: int) -> int:
+        cache = make_cache(2_002)
+        for first in range(children):
+            put(cache, [first, 7])
+        with counted_calls() as counted:
+            assert len(cache.match_prefix([children - 1, 7, 3]).indices) == 2
+            assert cache.peek_prefix([children // 2, 7])[0] == 2
+            assert len(cache.match_prefix([children]).indices) == 0
+        return counted.total()
 
-    look_ups = 0
-
-    def get(self, *args: Any) -> Any:
-        self.look_ups += 1
-        return super().get(*args)
-
-    def __getitem__(self, key: Any) -> Any:
-        self.look_ups += 1
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        self.look_ups += 1
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        raise AssertionError("children are scanned")
-
-    def _forbidden(self, *args: Any) -> Any:
-        raise AssertionError("children are scanned")
-
-    keys = values = items = copy = _forbidden
-
-
-def test_a_child_among_a_thousand_is_found_by_one_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = make_cache(2_002)
-    cache.token_to_kv_pool.alloc(2_000)
-    for first in range(1_000):
-        cache.insert([first, 7], [2 * first, 2 * first + 1])
-    cache.root.children = children = WatchedDict(cache.root.children)
-    compared: list[int] = []
-
-    def counted(a: np.ndarray, b: np.ndarray) -> int:
-        compared.append(1)
-        return common_prefix_len(a, b)
-
-    monkeypatch.setattr(radix_cache, "common_prefix_len", counted)
-    assert len(cache.match_prefix([999, 7, 3]).indices) == 2
-    assert cache.peek_prefix([500, 7])[0] == 2
-    assert len(cache.match_prefix([1_000]).indices) == 0
-    assert put(cache, [123, 7])[0] == 2  # looks before it changes anything
-    assert children.look_ups == 5
-    assert len(compared) == 4
-    with pytest.raises(AssertionError, match="scanned"):
-        list(cache.nodes())  # the watch works
+    assert calls(1_000) == calls(10)
