@@ -1,7 +1,8 @@
-"""Requests that are served with and without drafts, and what of their outputs must be the same."""
+"""Requests that are served with and without drafts, or in groups of passes, and what of their outputs must be the same."""
 
 import shutil
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nanoinfer import LLM, RequestOutput, SamplingParams
+from nanoinfer import LLM, AsyncEngine, RequestOutput, SamplingParams, StreamPiece
 from tests.helpers.engines import step
 from tests.helpers.oracles import VOCAB
+from tests.helpers.waiting import run
 
 Asked = list[tuple[Any, dict[str, Any]]]  # prompts, and SamplingParams of each; "adapter" among them goes to the engine
 STEM = np.random.default_rng(1).integers(0, VOCAB, 30).tolist()
@@ -25,6 +27,12 @@ ASKED: Asked = [
     ([7], {"temperature": 0, "stop_token_ids": list(range(0, VOCAB, 3)), "min_new_tokens": 9}),
     ([7, 7, 7, 7], {"temperature": 0.2, "seed": 9, "logit_bias": {4: -100.0, 5: 2.0}, "max_new_tokens": 30}),
     ([9, 9], {"seed": 6, "temperature": 3.0, "max_new_tokens": 1}),
+]
+WITH_TEXT: Asked = [
+    *ASKED,
+    (STEM[5:25], {"seed": 4, "stop": ["w1", "w2 w", "w9"]}),
+    (STEM[:30], {"seed": 5, "stop": ["w30"], "include_stop_str_in_output": True, "min_new_tokens": 2}),
+    (STEM[:8], {"temperature": 0, "stop": ["w7 w", "w3 w3", "w11"], "max_new_tokens": 30}),
 ]
 
 
@@ -63,6 +71,19 @@ def check_same(llm: LLM, outputs: Sequence[RequestOutput], plain: Sequence[Reque
         assert values(outputs) == values(plain)
     else:
         assert values(outputs) == pytest.approx(values(plain), abs=1e-4)
+
+
+def check_streams(llm: LLM, prompt: str, asked: SamplingParams, wanted: RequestOutput, ends: set[int]) -> None:
+    """Both kinds of streams say what `wanted` says, in pieces that end after so many tokens."""
+
+    async def streamed() -> list[StreamPiece]:
+        async with AsyncEngine(llm) as engine:
+            return [piece async for piece in engine.stream(prompt, asked)]
+
+    for pieces in (list(llm.stream(prompt, asked)), run(streamed)):
+        assert set(accumulate(len(piece.token_ids) for piece in pieces)) <= ends
+        assert "".join(piece.text for piece in pieces) == wanted.text
+        assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
 
 
 def noisy(path: Path, target: Path, scale: float = 0.08) -> Path:

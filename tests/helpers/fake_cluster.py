@@ -169,8 +169,9 @@ class FakeCluster:
     def _send(self, request: RoutedRequest, number: int) -> None:
         replica = self.replicas[self.routers[number].choose(request)]
         replica.queue.append((request, number))
-        if replica.lies:
-            self._claim(replica, request)
+        if replica.lies:  # by its own account, its tree holds it at once; it never says what it evicts
+            replica.keep(request)
+            self._tell(replica)
         self._serve(replica)
 
     def _serve(self, replica: FakeReplica) -> None:
@@ -190,7 +191,8 @@ class FakeCluster:
             arrived = self._arrived[request.request_id]
             self.done[request.request_id] = Done(replica.name, arrived, tokens, cached, self.now)
             replica.keep(request)
-            self.at(self.now + self.event_s, lambda: self._tell(replica))
+            if not replica.lies:
+                self.at(self.now + self.event_s, lambda: self._tell(replica))
             self.routers[number].note_first_token(request.request_id, cached)
             self.at(self.now + request.max_new_tokens * COSTS.seconds_per_pass, ended)
             self._serve(replica)
@@ -203,22 +205,13 @@ class FakeCluster:
         self.at(self.now + seconds, computed)
 
     def _tell(self, replica: FakeReplica) -> None:
-        if self.replicas.get(replica.name) is not replica or replica.lies:
+        if self.replicas.get(replica.name) is not replica:
             return
         batches = replica.feed.since(replica.sent) or []
         replica.sent += len(batches)
         for router in self.routers:
             for batch in batches:
-                assert router.note_events(replica.name, batch)
-
-    def _claim(self, replica: FakeReplica, request: RoutedRequest) -> None:
-        """A liar's tree holds it at once, by its own account, and it never says what it evicts."""
-        replica.keep(request)
-        batches = replica.feed.since(replica.sent) or []
-        replica.sent += len(batches)
-        for router in self.routers:
-            for batch in batches:
-                router.note_events(replica.name, batch)
+                assert router.note_events(replica.name, batch) or replica.lies
 
     def _report(self, name: str) -> None:
         if name in self.replicas:

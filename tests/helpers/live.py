@@ -3,7 +3,7 @@ a test says so, with clients that read when it says so."""
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from nanoinfer import AsyncEngine, Engine
@@ -15,13 +15,6 @@ from nanoinfer.server.live.view import State, View
 from tests.helpers.async_engines import gated
 from tests.helpers.engines import LetterTokenizer, greedy, make_engine
 from tests.helpers.waiting import HANG_S, run
-
-
-class SpellingTokenizer(LetterTokenizer):
-    """A LetterTokenizer that can be asked for special tokens, of which it has none."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return "".join(map(chr, token_ids))
 
 
 def merged(before: State, changes: State) -> State:
@@ -46,7 +39,7 @@ def read_frame(frame: bytes) -> dict[str, Any]:
 
 def looked_at(show_prompts: bool = False, limits: Limits | None = None, **options: Any) -> tuple[Engine, View]:
     """An engine, and a view of it that takes notes of its steps."""
-    engine = make_engine(tokenizer=SpellingTokenizer(), **options)
+    engine = make_engine(**options)
     return engine, View(engine, limits or Limits(), show_prompts)
 
 
@@ -81,7 +74,7 @@ class SteppedFeed(Feed):
         core = front.llm
         self.view = View(core, limits, show_prompts)  # type: ignore[arg-type]
         self.tape = Tape(core, limits, self.view.notes.after_pass)  # type: ignore[arg-type]
-        texts = Texts(tokenizer or SpellingTokenizer(), limits)
+        texts = Texts(tokenizer or LetterTokenizer(), limits)
         super().__init__(lambda: front, self.view, self.tape, texts, {"about": 1}, limits, lambda: self.is_over)
 
     async def pause(self, seconds: float) -> None:
@@ -104,7 +97,7 @@ def with_feed(
     test: Callable[[SteppedFeed, AsyncEngine], Any], limits: Limits | None = None, **options: Any
 ) -> Callable[[], None]:
     async def body() -> None:
-        engine, _ = gated(tokenizer=SpellingTokenizer())
+        engine, _ = gated()
         async with AsyncEngine(engine) as front:
             feed = SteppedFeed(front, limits or Limits(send_seconds=HANG_S), **options)
             await test(feed, front)

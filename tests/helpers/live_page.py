@@ -11,7 +11,6 @@ from selenium.webdriver.common.keys import Keys
 
 from nanoinfer import Engine, RequestOutput
 from tests.helpers.engines import make_engine
-from tests.helpers.live import SpellingTokenizer
 from tests.helpers.servers import patient_app, running
 from tests.helpers.waiting import PAUSE_S, Worker, until
 
@@ -68,7 +67,7 @@ class Letters:
 
 
 def letters(free: bool = True, **settings: Any) -> Any:
-    return Letters(make_engine(tokenizer=SpellingTokenizer(), slots=512), free).serving(**settings)
+    return Letters(make_engine(slots=512), free).serving(**settings)
 
 
 def opened(browser: webdriver.Chrome, url: str) -> webdriver.Chrome:

@@ -14,7 +14,7 @@ from nanoinfer.server import make_app
 from nanoinfer.server.in_thread import ServerThread
 from nanoinfer.server.settings import SECONDS
 from tests.helpers.async_engines import Gate, gated
-from tests.helpers.waiting import HANG_S, until
+from tests.helpers.waiting import HANG_S, run, until
 
 BODY = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
 
@@ -71,6 +71,23 @@ def patient_app(llm: Any, **settings: Any) -> FastAPI:
     return make_app(llm, **{**dict.fromkeys(SECONDS, HANG_S), **settings})
 
 
+def ask(app: FastAPI, method: str, path: str, base: str = "http://test", **more: Any) -> httpx.Response:
+    """One request to an application, without its lifespan."""
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+            return await client.request(method, path, **more)
+
+    return run(send)
+
+
+def sent_events(text: str) -> list[Any]:
+    """What a stream of server-sent events has said, up to its `[DONE]`."""
+    *events, done = (line.removeprefix("data: ") for line in text.splitlines() if line)
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
 @contextmanager
 def running(app: FastAPI, port: int = 0) -> Iterator[Running]:
     """Serve an application while the block runs; `port`: 0 takes a free one."""
@@ -90,7 +107,6 @@ def gated_server(
 ) -> Iterator[tuple[Running, Gate, Engine]]:
     """A server over a model that counts, whose passes the test lets through."""
     engine, gate = gated(is_open, **options)
-    engine.model_runner.model = Entrance(gate)
     with running(patient_app(engine, **(settings or {}))) as server:
         try:
             yield server, gate, engine
@@ -98,22 +114,11 @@ def gated_server(
             gate.open()
 
 
-class Entrance:
-    """Counts the passes that come to a gate."""
-
-    def __init__(self, gate: Gate):
-        self.gate, self.passes = gate, 0
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.passes += 1
-        return self.gate(*arguments)
-
-
 def in_a_pass(engine: Engine) -> bool:
     """Whether a pass waits at the gate: until it is let through, the engine's thread does nothing else."""
-    entrance = engine.model_runner.model
-    assert isinstance(entrance, Entrance)
-    return entrance.passes > entrance.gate.passes
+    gate = engine.model_runner.model
+    assert isinstance(gate, Gate)
+    return gate.arrivals > gate.passes
 
 
 def queued(engine: Engine, count: int) -> bool:

@@ -6,7 +6,9 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.model.loader import LoadedModel
+from tests.helpers.oracles import make_model
 from tests.helpers.storeys import SlowStore
+from tests.helpers.tiny_llm import tiny_llm
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -14,9 +16,24 @@ def _files_are_patient(patient_files: None) -> None:
     """Here all engines with files are."""
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """The tiny model; some files have another one."""
+    return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def wanted(model: LoadedModel) -> list[list[int]]:
+    """The tokens of test_disk_storey's prompts, each alone and without a cache."""
+    from tests.numerics.test_disk_storey import PARAMS, PROMPTS
+
+    llm = tiny_llm(model, max_context_len=64, disable_radix_cache=True, max_running_requests=1)
+    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
 @pytest.fixture
 def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
-    """An engine with two rows and K/V of the first prompt in files that are slow; `model` is that of the test's file."""
+    """An engine with two rows and K/V of the first prompt in files that are slow."""
     from tests.numerics.test_disk_storey import PROMPTS, llm_in, served
 
     first = llm_in(tmp_path, model)

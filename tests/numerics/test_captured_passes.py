@@ -14,17 +14,16 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.kernels.program import NotCapturableError, Program
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.llama import DecoderLayer
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.decoding import ROWS, SLOTS, WIDTH, Sequences
 from tests.helpers.kernels import CPU, DTYPES, need_cpp
 from tests.helpers.waiting import Worker
 
 Checkpoint = Callable[..., Path]
-WIDTH, SLOTS = 64, 900
 
 
 @pytest.fixture(autouse=True)
@@ -32,42 +31,10 @@ def _kernels() -> None:
     need_cpp("float32")
 
 
-def make_runner(path: Path, dtype: torch.dtype = torch.float32, rows: int = 24) -> ModelRunner:
+def make_runner(path: Path, dtype: torch.dtype = torch.float32) -> ModelRunner:
     loaded = load_model(path, dtype)
     backend = select_attention_backend("cpp", dtype, CPU)
-    return ModelRunner(loaded.model, ReqToTokenPool(rows, WIDTH), loaded.new_kv_pool(SLOTS), backend)
-
-
-class Sequences:
-    """Sequences of random lengths with K/V in scattered slots of a runner's pool."""
-
-    def __init__(self, runner: ModelRunner, count: int, seed: int = 0):
-        rng = np.random.default_rng(seed)
-        self.runner = runner
-        self.rows = torch.from_numpy(rng.permutation(24)[:count].astype(np.int32))
-        self.lens = torch.from_numpy(rng.integers(2, 30, count).astype(np.int32))
-        slots = rng.permutation(SLOTS).astype(np.int32)
-        table = runner.req_to_token_pool.req_to_token
-        for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
-            table[row, :length] = torch.from_numpy(slots[i * 30 : i * 30 + length])
-            ids = torch.from_numpy(rng.integers(3, 300, length - 1))
-            runner.forward_extend(ids, [row], [length - 1], [0], table[row, : length - 1])
-        self.ids = torch.from_numpy(rng.integers(3, 300, count))
-        self.slots = table[self.rows.long(), self.lens.long() - 1]
-
-    def batch(self, **more: Any) -> ForwardBatch:
-        """A DECODE of them."""
-        fields = {"input_ids": self.ids, "seq_lens": self.lens, "out_cache_loc": self.slots, **more}
-        return ForwardBatch(forward_mode=ForwardMode.DECODE, req_pool_indices=self.rows, **fields)
-
-    def eager(self) -> torch.Tensor:
-        """Logits, computed layer by layer in Python."""
-        return self.runner.run(self.ids, InputMetadata.of(self.runner, self.batch())).logits
-
-    def captured(self, passes: CapturedPasses) -> torch.Tensor:
-        output = passes.forward(self.batch())
-        assert output is not None, passes.reason
-        return output.logits.clone()
+    return ModelRunner(loaded.model, ReqToTokenPool(ROWS, WIDTH), loaded.new_kv_pool(SLOTS), backend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

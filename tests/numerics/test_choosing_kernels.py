@@ -118,13 +118,6 @@ def test_settings_that_cannot_work_are_refused_and_passed_over_by_auto(
     assert not isinstance(select_kernels("auto", torch.float32, CPU), CppKernels)
 
 
-def test_a_user_without_a_home_learns_what_to_set(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "~")  # pathlib takes it as it takes a user id that has no name
-    for name in ("NANOINFER_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert "set NANOINFER_CACHE" in str(CppKernels.why_not(torch.float32, CPU))
-
-
 @pytest.mark.slow
 def test_the_library_is_built_once_and_kept(fresh_build: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NANOINFER_CXXFLAGS", "-O0")  # takes a sixth of the time

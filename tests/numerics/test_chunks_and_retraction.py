@@ -11,6 +11,7 @@ import transformers
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
 from tests.helpers.checkpoints import greedy
+from tests.helpers.engines import assert_all_free, finish, serve
 from tests.helpers.rows import assert_likeliest
 
 Checkpoint = Callable[..., Path]
@@ -43,31 +44,51 @@ def test_tokens_do_not_depend_on_the_chunk_size(
     llm.engine.check_integrity()
 
 
-@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16)])
+@pytest.mark.parametrize(("page_size", "chunk"), [(1, 1), (1, 2), (1, 20), (1, 44), (4, 6), (16, 16), (1, None)])
 def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
-    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int
+    checkpoint: Checkpoint, oracle: Oracle, page_size: int, chunk: int | None
 ) -> None:
-    """Also of a piece's first token, whose logits came with the piece before; and alongside requests that want none."""
+    """Also of a piece's first token, whose logits came with the piece before; alongside requests that want none; and, the
+    second time, of a prompt that is cached."""
     path = checkpoint("llama")
     llm = LLM(path, page_size=page_size, chunked_prefill_size=chunk, max_total_tokens=256)
-    asked = {"max_new_tokens": 3, "temperature": 0, "prompt_logprobs": True, "logprobs": 0, "ignore_eos": True}
-    wanting, with_tops = SamplingParams(**asked), SamplingParams(**asked, prompt_top_logprobs=3)
+    asked = {"max_new_tokens": 3, "temperature": 0, "prompt_logprobs": True, "ignore_eos": True}
+    wanting, with_tops = SamplingParams(**asked, logprobs=0), SamplingParams(**asked, logprobs=2, prompt_top_logprobs=3)
     plain = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-    other, output, third = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, with_tops], use_tqdm=False)
-    assert other.prompt_logprobs is None
-    assert other.prompt_top_logprobs is output.prompt_top_logprobs is None
-    ids = torch.tensor([PROMPT + output.token_ids])
-    with torch.no_grad():
-        table = oracle(path)(ids).logits[0].log_softmax(-1)
-    following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
-    for out in (output, third):
-        assert out.prompt_logprobs is not None
-        assert out.prompt_logprobs[0] is None
-        assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
-        assert out.logprobs is not None
-        assert [value for entry in out.logprobs for value in entry.values()] == pytest.approx(following[44:], abs=1e-4)
-    assert third.prompt_top_logprobs is not None
-    assert_likeliest(third.prompt_top_logprobs, table, 3)
+    for _ in range(2):
+        other, *outputs = llm.generate([PROMPT[:9], PROMPT, PROMPT], [plain, wanting, with_tops], use_tqdm=False)
+        assert other.prompt_logprobs is other.logprobs is None
+        assert other.prompt_top_logprobs is outputs[0].prompt_top_logprobs is None
+        ids = torch.tensor([PROMPT + outputs[0].token_ids])
+        with torch.no_grad():
+            table = oracle(path)(ids).logits[0].log_softmax(-1)
+        following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+        for out in outputs:
+            assert out.cached_tokens == 0
+            assert out.prompt_logprobs is not None
+            assert out.prompt_logprobs[0] is None
+            assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
+            assert out.logprobs is not None
+            values = [entry[token] for entry, token in zip(out.logprobs, out.token_ids, strict=True)]
+            assert values == pytest.approx(following[44:], abs=1e-4)
+        assert outputs[1].prompt_top_logprobs is not None
+        assert_likeliest(outputs[1].prompt_top_logprobs, table, 3)
+        assert_likeliest([None, *(outputs[1].logprobs or ())], table[44:], 2)
+
+
+def test_of_n_completions_only_the_first_computes_the_prompt_anew_for_its_log_probabilities(
+    checkpoint: Checkpoint,
+) -> None:
+    engine = LLM(checkpoint()).engine
+    (cold,) = serve(engine, PROMPT, prompt_logprobs=True)
+    rid = engine.add_request(PROMPT, SamplingParams(max_new_tokens=2, n=3, prompt_logprobs=True, prompt_top_logprobs=1))
+    output = finish(engine)[rid]
+    assert [completion.cached_tokens for completion in output.outputs] == [0, len(PROMPT) - 1, len(PROMPT) - 1]
+    assert output.prompt_logprobs is not None
+    assert cold.prompt_logprobs is not None
+    assert output.prompt_logprobs[1:] == pytest.approx(cold.prompt_logprobs[1:], abs=1e-5)
+    assert len(output.prompt_top_logprobs or ()) == len(PROMPT)
+    assert_all_free(engine)
 
 
 GAMBLE = 0.001  # schedule_conservativeness that sets (next to) nothing aside

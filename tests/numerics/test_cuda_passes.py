@@ -22,18 +22,16 @@ from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.cuda_passes import WARM_UPS, CudaPass, CudaPasses, select_captured_passes
 from nanoinfer.model.families import find_family
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
-from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.checkpoints import FAMILIES
+from tests.helpers.decoding import ROWS, SLOTS, WIDTH, Sequences
 from tests.helpers.fake_cuda import FakeCuda, FakeGraph
 
 Checkpoint = Callable[..., Path]
 
 CPU, CUDA, META = map(torch.device, ("cpu", "cuda", "meta"))
-WIDTH, SLOTS, ROWS = 64, 900, 24
 PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
 PLAIN: dict[str, Any] = {"kernels": "torch", "attention_backend": "torch_native"}
@@ -54,47 +52,6 @@ def make_runner(path: Path, device: torch.device = CPU) -> ModelRunner:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
-
-
-class Sequences:
-    """Sequences of lengths below `longest` with K/V in scattered slots of a runner's pool."""
-
-    def __init__(self, runner: ModelRunner, count: int, seed: int = 0, longest: int = 30):
-        rng = np.random.default_rng(seed)
-        self.runner, self.pool = runner, runner.token_to_kv_pool
-        self.rows = torch.from_numpy(rng.permutation(ROWS)[:count].astype(np.int32))
-        self.lens = torch.from_numpy(rng.integers(2, longest, count).astype(np.int32))
-        self.lens[0] = longest
-        slots = rng.permutation(SLOTS - 1).astype(np.int32)  # the last slot is nobody's
-        table = runner.req_to_token_pool.req_to_token
-        for i, (row, length) in enumerate(zip(self.rows.tolist(), self.lens.tolist(), strict=True)):
-            table[row, :length] = torch.from_numpy(slots[i * longest : i * longest + length])
-            ids = torch.from_numpy(rng.integers(3, 300, length - 1))
-            runner.forward_extend(ids, [row], [length - 1], [0], table[row, : length - 1])
-        self.ids = torch.from_numpy(rng.integers(3, 300, count))
-        self.slots = table[self.rows.long(), self.lens.long() - 1]
-
-    def batch(self, **more: Any) -> ForwardBatch:
-        fields = {"input_ids": self.ids, "out_cache_loc": self.slots, **more}
-        return ForwardBatch(forward_mode=ForwardMode.DECODE, req_pool_indices=self.rows, seq_lens=self.lens, **fields)
-
-    def eager(self) -> torch.Tensor:
-        of_each = (self.rows, self.lens, None, self.slots)
-        metadata = InputMetadata.create(self.runner, 1, ForwardMode.DECODE, *of_each)
-        return self.runner.run(self.ids, metadata).logits.clone()
-
-    def captured(self, passes: CudaPasses) -> torch.Tensor:
-        output = passes.forward(self.batch())
-        assert output is not None, passes.reason
-        return output.logits.clone()
-
-    def kv(self) -> list[torch.Tensor]:
-        layers = range(len(self.pool.kv_storage.key_buffers))
-        return [
-            buffer(layer).clone()
-            for layer in layers
-            for buffer in (self.pool.get_key_buffer, self.pool.get_value_buffer)
-        ]
 
 
 # --- graphs ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.kv_files import fails
-from tests.helpers.oracles import TINY_MODEL, VOCAB, make_model
+from tests.helpers.oracles import TINY_MODEL, VOCAB
 from tests.helpers.storeys import SameBits, disk_of, storey_of
 from tests.helpers.tiny_llm import tiny_llm
 
@@ -23,17 +23,6 @@ PROMPTS = [[*stem, i] for i, stem in enumerate(np.random.default_rng(7).integers
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0)
 Tokens = list[list[int]]
 NOTHING = {"device": 0, "host": 0, "disk": 0}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def wanted(model: LoadedModel) -> Tokens:
-    llm = tiny_llm(model, max_context_len=64, disable_radix_cache=True, max_running_requests=1)
-    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
 def llm_in(folder: Path, model: LoadedModel, draft_model: LoadedModel | None = None, **options: Any) -> LLM:
@@ -109,18 +98,6 @@ def test_files_that_take_nothing_more_end_a_save_with_what_was_lost(tmp_path: Pa
     assert llm.save_cache() == 3 * 48
     llm.shutdown()
     assert len(list(tmp_path.glob("*"))) == 0
-
-
-def test_what_cannot_be_written_is_counted(tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = llm_in(tmp_path, model)
-    served(llm)
-    store = disk_of(llm.engine)._store
-    monkeypatch.setattr(store, "offer", lambda *args: False)
-    assert llm.save_cache(timeout_s=0) == 3 * 48
-    monkeypatch.undo()
-    assert llm.save_cache() == 0, "now it is taken, that of host memory too"
-    assert llm.engine.stats().disk_held_tokens == 3 * 48
-    llm.shutdown()
 
 
 def test_what_the_disk_does_not_take_is_counted_and_offered_again(

@@ -2,26 +2,12 @@
 
 from typing import Any
 
-import pytest
-
 from nanoinfer import LLM, Engine, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.engines import finish, step
-from tests.helpers.oracles import make_model
 from tests.helpers.storeys import SlowStore, storey_of
 from tests.helpers.tiny_llm import tiny_llm
 from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, Tokens, of_disk, served
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def wanted(model: LoadedModel) -> Tokens:
-    llm = tiny_llm(model, max_context_len=64, disable_radix_cache=True, max_running_requests=1)
-    return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
 def one_waits(engine: Engine) -> tuple[int, int]:

@@ -1,27 +1,19 @@
 """Drafts with a model: whoever drafts, in any pool, what is returned is the same as without."""
 
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nanoinfer import LLM, AsyncEngine, RequestOutput, SamplingParams
+from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
-from tests.helpers.drafts import ASKED, STEM, Asked, check_same, serve, told
+from tests.helpers.drafts import STEM, WITH_TEXT, Asked, check_same, check_streams, serve, told
 from tests.helpers.engines import assert_all_free, step
 from tests.helpers.foreknowing import Foreknowing
 from tests.helpers.oracles import VOCAB, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
-from tests.helpers.waiting import run
 
-WITH_TEXT: Asked = [
-    *ASKED,
-    (STEM[5:25], {"seed": 4, "stop": ["w1", "w2 w", "w9"]}),
-    (STEM[:30], {"seed": 5, "stop": ["w30"], "include_stop_str_in_output": True, "min_new_tokens": 2}),
-    (STEM[:8], {"temperature": 0, "stop": ["w7 w", "w3 w3", "w11"], "max_new_tokens": 30}),
-]
 TIGHT = {"max_total_tokens": 64, "schedule_conservativeness": 0.001}
 ALL = ("ngram", "tree", "model")
 CASES: dict[str, dict[str, Any]] = {
@@ -107,16 +99,7 @@ def test_streams_say_the_same_in_larger_pieces(model: LoadedModel) -> None:
     prompt = words(STEM[:5])
     (wanted,) = tiny_llm(model).generate(prompt, asked)
     llm = tiny_llm(model, model, drafter="model", num_draft_tokens=3, adaptive_drafts=False)  # it is always right
-    pieces = list(llm.stream(prompt, asked))
-    assert set(accumulate(len(piece.token_ids) for piece in pieces)) <= {1, 5, 9, 13, 17}
-    assert "".join(piece.text for piece in pieces) == wanted.text
-    assert [token for piece in pieces for token in piece.token_ids] == wanted.token_ids
-
-    async def streamed() -> list[str]:
-        async with AsyncEngine(llm) as engine:
-            return [piece.text async for piece in engine.stream(prompt, asked)]
-
-    assert "".join(run(streamed)) == wanted.text
+    check_streams(llm, prompt, asked, wanted, {1, 5, 9, 13, 17})
 
 
 # --- the bundled model: text, grammars, its draft model ------------------------------------------------------------

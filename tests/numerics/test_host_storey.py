@@ -23,11 +23,6 @@ PROMPTS = [[*stem, i] for i, stem in enumerate(STEMS)] + [[*STEMS[0][:33], 1, 2]
 PARAMS = SamplingParams(max_new_tokens=MAX_NEW_TOKENS, temperature=0)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
-
-
 def small_llm(model: LoadedModel, **options: Any) -> LLM:
     """Room for one conversation and a half."""
     options = {"max_running_requests": 2, "max_total_tokens": 96, "host_cache_tokens": 1024, **options}

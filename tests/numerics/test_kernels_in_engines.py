@@ -13,22 +13,6 @@ from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.kernels import need_cpp, need_kernels
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logprobs_are_the_same_bits_alone_and_in_company_cold_and_cached(checkpoint, dtype: str):
-    need_cpp(dtype)
-    llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=2048, kernels="cpp", attention_backend="cpp")
-    prompts = [[*range(3, 3 + n), n] for n in (5, 40, 90, 90, 131)]
-    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, logprobs=2)
-    alone = []
-    for prompt in prompts:
-        alone.append(llm.generate(prompt, params)[0].logprobs)
-        llm.engine.flush_cache()
-    together = [out.logprobs for out in llm.generate(prompts, params, use_tqdm=False)]
-    cached = [out.logprobs for out in llm.generate(prompts, params, use_tqdm=False)]
-    assert together == alone
-    assert cached == alone
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_setting_gives_the_tokens_of_plain_torch(checkpoint, family: str):
     changes = {"sliding_window": 24} if family in ("mistral", "phi3") else {}

@@ -17,7 +17,7 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.engines import finish, make_engine, step
-from tests.helpers.oracles import TINY_MODEL, VOCAB, make_model
+from tests.helpers.oracles import TINY_MODEL, VOCAB
 from tests.helpers.storeys import storey_of
 from tests.helpers.tiny_llm import tiny_llm
 from tests.helpers.trees import nested
@@ -26,11 +26,6 @@ ROOT = Path(__file__).parent.parent.parent
 PROMPT: list[int] = np.random.default_rng(7).integers(0, VOCAB, size=45).tolist()
 ONE_TOKEN = SamplingParams(max_new_tokens=1, temperature=0)
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
 
 
 def small_llm(model: LoadedModel, draft_model: LoadedModel | None = None, **options: Any) -> LLM:
@@ -217,27 +212,14 @@ def test_nothing_cached_is_no_bytes(model: LoadedModel) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.cpu
 def test_an_engine_that_differs_says_in_what(tmp_path: Path, model: LoadedModel) -> None:
+    """Each thing in which it can: tests/unit/model/test_fingerprint.py."""
     data = prefilled(small_llm(model, page_size=4))
-
-    def loaded(name: str, seed: int = 3, dtype: Any = None, **changes: Any) -> LoadedModel:
-        return load_model(save_checkpoint(tmp_path / name, "llama", seed=seed, **{**TINY_MODEL, **changes}), dtype)
-
-    others: dict[str, tuple[LoadedModel, LoadedModel | None, dict[str, Any]]] = {
-        "in page_size$": (model, None, {"page_size": 16}),
-        "kv_cache_dtype": (model, None, {"kv_cache_dtype": "int8"}),
-        "draft weights": (model, model, {"drafter": "model"}),
-        "in weights$": (loaded("weights", seed=5), None, {}),
-        "in config$": (loaded("rope", rope_theta=5000.0), None, {}),
-        "dtype": (loaded("dtype", dtype="bfloat16"), None, {}),
-        "in kernels$": (model, None, {"attention_backend": "torch_native"}),
-    }
-    for message, (other, draft, options) in others.items():
-        llm = small_llm(other, draft, **{"page_size": 4, **options})
-        with pytest.raises(ValueError, match=message):
+    other = load_model(save_checkpoint(tmp_path / "weights", "llama", seed=5, **TINY_MODEL))
+    for field, llm in (("page_size", small_llm(model, page_size=16)), ("weights", small_llm(other, page_size=4))):
+        with pytest.raises(ValueError, match=f"in {field}$"):
             llm.import_prefix(data)
-        assert llm.engine.radix_cache.total_size() == 0, message
+        assert llm.engine.radix_cache.total_size() == 0
 
 
 def test_damaged_bytes_change_nothing(model: LoadedModel) -> None:

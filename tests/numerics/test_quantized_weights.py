@@ -181,9 +181,9 @@ PARAMS = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, log
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [None, *KINDS])
 def test_logprobs_are_the_same_bits_alone_in_company_cached_cut_and_retracted(
-    kind: str, dtype: str, checkpoint: Checkpoint
+    kind: str | None, dtype: str, checkpoint: Checkpoint
 ) -> None:
     need_cpp(dtype)
     path, settings = (

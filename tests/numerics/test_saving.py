@@ -9,18 +9,13 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.kv_files import kv_files, look
-from tests.helpers.oracles import VOCAB, make_model
+from tests.helpers.oracles import VOCAB
 from tests.helpers.storeys import disk_of
 from tests.helpers.tiny_llm import tiny_llm
 
 CHATS = np.random.default_rng(3).integers(0, VOCAB, size=(6, 48)).tolist()
 PARAMS = SamplingParams(max_new_tokens=1, temperature=0)
 BLOCKS = 48  # tokens of a chat in whole blocks: the 48 of its prompt
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
 
 
 def llm_in(folder: Path, model: LoadedModel, chats: float | None = None, **options: object) -> LLM:
@@ -70,15 +65,6 @@ def test_what_was_used_last_is_kept_within_the_bound_and_stays_when_it_is_saved_
     again = llm_in(tmp_path / "kv", model, chats=2.5)
     look(disk_of(again.engine)._store)
     assert in_files(again) == [1, 4], "a smaller bound: what was used longest ago went first"
-
-
-def test_of_the_last_one_that_has_no_room_the_beginning_is_kept(tmp_path: Path, model: LoadedModel) -> None:
-    llm = llm_in(tmp_path / "kv", model, chats=1.8)
-    served(llm, 0, 1)
-    assert llm.save_cache() == 0
-    store = disk_of(llm.engine)._store
-    assert in_files(llm) == [1]
-    assert store.match(b"[null,null]", CHATS[0]) in (16, 32)
 
 
 def test_chats_that_grow_are_whole_from_the_newest_on_and_saves_without_news_write_nothing(

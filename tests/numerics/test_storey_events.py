@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from nanoinfer import LLM
 from nanoinfer.cache.block_events import CPU, DISK, GPU, block_hashes
@@ -14,17 +13,10 @@ from nanoinfer.model.loader import LoadedModel
 from tests.helpers.adapters import save_adapter
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import finish, step
-from tests.helpers.kv_files import look
-from tests.helpers.oracles import make_model
 from tests.helpers.storeys import SlowStore, disk_of, storey_of
 from tests.helpers.waiting import HANG_S, until
 from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, served
 from tests.numerics.test_disk_storey_waits import one_waits
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return make_model(tmp_path_factory.mktemp("tiny"))
 
 
 def blocks_of(prompts: list[list[int]], extra_key: Any = None) -> set[int]:
@@ -105,21 +97,6 @@ def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, 
     assert blocks_of(PROMPTS[1:2], ("secret", b"1")) <= reader.mirror.media[DISK].keys()
 
 
-def test_what_another_process_adds_and_removes_is_told(tmp_path: Path, model: LoadedModel) -> None:
-    one, two = (llm_in(tmp_path, model) for _ in range(2))
-    reader = FeedReader(one.engine.block_feed())
-    served(two, PROMPTS[:1])
-    two.save_cache()
-    look(store_of(one))
-    reader.follow()
-    assert blocks_of(PROMPTS[:1]) <= reader.mirror.media[DISK].keys()
-    for path in tmp_path.glob("*.safetensors"):
-        path.unlink()
-    look(store_of(one))
-    reader.follow()
-    assert reader.mirror.media[DISK] == {}
-
-
 def test_what_came_from_files_is_not_offered_to_them_again(tmp_path: Path, model: LoadedModel) -> None:
     first = llm_in(tmp_path, model)
     served(first)
@@ -131,23 +108,6 @@ def test_what_came_from_files_is_not_offered_to_them_again(tmp_path: Path, model
     store.offer = lambda *args: starts.append(args[2]) or offer(*args)  # type: ignore[func-returns-value, method-assign]
     assert second.save_cache() == 0
     assert min(starts, default=32) == 32, "nothing of what was read"
-
-
-# --- the bound --------------------------------------------------------------------------------------------------------
-
-
-def test_an_engine_keeps_a_bound_that_is_lower_than_before_as_soon_as_it_starts(
-    tmp_path: Path, model: LoadedModel
-) -> None:
-    first = llm_in(tmp_path, model)
-    served(first)
-    first.shutdown()
-    files = sorted(tmp_path.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    bound = sum(path.stat().st_size for path in files[1:])
-    second = llm_in(tmp_path, model, cache_dir_max_bytes=bound)
-    assert store_of(second)._reader.wait(HANG_S)
-    assert {*tmp_path.iterdir()} == {*files[1:]}
-    assert second.engine.stats().disk_held_tokens == 2 * 48
 
 
 # --- flushing ---------------------------------------------------------------------------------------------------------

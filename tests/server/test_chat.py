@@ -7,9 +7,8 @@ import openai
 import pytest
 
 from nanoinfer import LLM
-from tests.helpers.servers import Running, patient_app
+from tests.helpers.servers import Running, ask, patient_app
 from tests.server.conftest import greedy
-from tests.server.test_lock import ask
 
 MESSAGES = [{"role": "user", "content": "Hello! Who are you?"}]
 PERSON = {

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from nanoinfer import LLM
-from tests.helpers.servers import Running
+from tests.helpers.servers import Running, sent_events
 
 README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
@@ -32,9 +32,7 @@ def chat(server: Running, **fields: Any) -> dict[str, Any]:
 def streamed(server: Running, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     answer = server.post(path, {"model": "story", **body})
     assert answer.status_code == 200, answer.text
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert events.pop() == "[DONE]"
-    return [json.loads(event) for event in events]
+    return sent_events(answer.text)
 
 
 def test_a_loop_of_openais_parse_hands_its_own_answers_back(client: openai.OpenAI) -> None:

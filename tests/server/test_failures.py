@@ -13,9 +13,18 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.server.shape import Shape
 from tests.helpers.engines import Clock, LetterTokenizer, make_engine
-from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, in_a_pass, let_in, patient_app, running
+from tests.helpers.servers import (
+    BODY,
+    BreakingTokenizer,
+    ask,
+    gated_server,
+    in_a_pass,
+    let_in,
+    patient_app,
+    running,
+    sent_events,
+)
 from tests.helpers.waiting import HANG_S, until
-from tests.server.test_lock import ask
 
 CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}], "max_tokens": 2, "temperature": 0}
 
@@ -84,12 +93,10 @@ def test_a_deadline_in_the_middle_of_a_stream_is_an_error_in_it() -> None:
             assert first["choices"][0]["text"] == "b"
             clock.now += 60
             gate.open()
-            *others, error, done = [line for line in lines if line]
-        assert answer.status_code == 200
-        assert done == "data: [DONE]"
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
-        reasons = [json.loads(line.removeprefix("data: "))["choices"][0]["finish_reason"] for line in others]
-        assert not any(reasons), "an answer that is cut off has no finish reason"
+            *others, error = sent_events("\n".join(lines))
+        assert (answer.status_code, error["error"]["code"]) == (200, "timeout")
+        cut_off = [event["choices"][0]["finish_reason"] for event in others]
+        assert not any(cut_off), "an answer that is cut off has no finish reason"
         assert engine.stats().timed_out == 1
         assert server.metric('vllm:request_success_total{finished_reason="timeout"') == 1
 
@@ -100,9 +107,7 @@ def test_a_step_that_fails_is_told_and_the_next_one_works(stream: bool) -> None:
         gate.error, gate.error_at = MemoryError("secret text"), 3
         answer = server.post("/v1/completions", {**BODY, "stream": stream})
         if stream and answer.status_code == 200:  # unless both passes and the failure were read at once
-            *_, error, done, _ = answer.text.split("\n\n")
-            assert done == "data: [DONE]"
-            found = json.loads(error.removeprefix("data: "))["error"]
+            found = sent_events(answer.text)[-1]["error"]
         else:
             assert answer.status_code == 500
             found = answer.json()["error"]
@@ -175,9 +180,8 @@ def test_a_tokenizer_that_cannot_decode_a_token_ends_one_request(stream: bool) -
         let_in(server, gate, engine, 2)
         gate.open()
         failed, served = (each.result() for each in sent)
-        events = served.text.split("\n\n")[:-2] if stream else [served.text]
-        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
-        assert "".join(choice["text"] for choice in choices) == "pqrstuvw"
+        events = sent_events(served.text) if stream else [served.json()]
+        assert "".join(event["choices"][0]["text"] for event in events) == "pqrstuvw"
         assert '"code":"step_failed"' in failed.text.replace('": "', '":"')
         assert "KeyError" in failed.text
         assert "hush" not in failed.text
@@ -226,9 +230,7 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
     with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
         answer = server.post("/v1/completions", body)
-        *_, error, done, _ = answer.text.split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
-        assert done == "data: [DONE]"
+        assert sent_events(answer.text)[-1]["error"]["code"] == "internal_error"
         monkeypatch.undo()
         server.check_idle()
         aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}

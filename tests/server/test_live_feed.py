@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from nanoinfer import AsyncEngine
-from nanoinfer.server.live.feed import EventStream, FeedEndedError, TooManyWatchersError
+from nanoinfer.server.live.feed import EventStream, FeedEndedError
 from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.request_view import StepNotes
 from nanoinfer.server.live.texts import UNREADABLE
 from nanoinfer.trace.recorder import recorder_of
-from tests.helpers.engines import Clock, greedy, make_engine
+from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine
 from tests.helpers.fakes import counted_calls
-from tests.helpers.live import Client, SpellingTokenizer, SteppedFeed, merged, next_frame, read_frame, with_feed
+from tests.helpers.live import Client, SteppedFeed, merged, next_frame, read_frame, with_feed
 from tests.helpers.waiting import HANG_S, until_async
 
 # --- while nobody watches ---------------------------------------------------------------------------------------------
@@ -125,17 +125,6 @@ def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: 
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_only_so_many_can_watch() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watchers = [feed.join() for _ in range(3)]
-        with pytest.raises(TooManyWatchersError, match="3"):
-            feed.join()
-        feed.leave(watchers[0])
-        feed.join()
-
-    with_feed(test, Limits(watchers=3))()
-
-
 def test_watchers_are_sent_away_when_the_server_ends() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
         watcher = feed.join()
@@ -188,7 +177,7 @@ def test_where_prompts_are_shown_frames_have_the_beginning_and_the_end_of_each_t
 
 
 def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
-    class Broken(SpellingTokenizer):
+    class Broken(LetterTokenizer):
         def decode(self, *args: Any, **kwargs: Any) -> str:
             raise RuntimeError("broken")
 
@@ -201,29 +190,6 @@ def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_that_reads_nothing_skips_frames() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        client = Client()
-        stream = asyncio.create_task(EventStream(feed, feed.limits)({}, client.receive, client.send))  # type: ignore[arg-type]
-        client.takes.release()  # the headers
-        await feed.started()
-        for _ in range(5):
-            await front.generate("abc", greedy(2))
-            await feed.look()
-        for _ in range(2):
-            client.takes.release()
-        await until_async(lambda: len(client.messages) == 3)
-        start, *bodies = client.messages
-        assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-        frames = [read_frame(body["body"]) for body in bodies]
-        assert [(frame["number"], frame.get("key")) for frame in frames] in ([(0, True), (5, True)], [(5, True)])
-        client.gone.set()
-        await stream
-        assert not feed._watchers
-
-    with_feed(test)()
 
 
 def test_a_client_that_reads_nothing_for_too_long_is_dropped() -> None:
@@ -239,34 +205,17 @@ def test_a_client_that_reads_nothing_for_too_long_is_dropped() -> None:
 
 def test_one_watcher_too_many_is_told_so() -> None:
     async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        feed.join()
-        client = Client()
+        watcher, client = feed.join(), Client()
         client.takes = asyncio.Semaphore(9)
         await EventStream(feed, feed.limits)({"type": "http"}, client.receive, client.send)  # type: ignore[arg-type]
         start, body = client.messages
         assert start["status"] == 503
         assert (b"retry-after", b"1") in start["headers"]
         assert json.loads(body["body"])["error"]["code"] == "too_many_watchers"
+        feed.leave(watcher)
+        feed.join()
 
     with_feed(test, Limits(watchers=1))()
-
-
-def test_the_end_is_an_event() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        client = Client()
-        client.takes = asyncio.Semaphore(9)
-        stream = asyncio.create_task(EventStream(feed, feed.limits)({}, client.receive, client.send))  # type: ignore[arg-type]
-        await until_async(lambda: len(client.messages) == 2)
-        feed.is_over = True
-        feed._go.release()
-        await stream
-        assert client.messages[-1] == {
-            "type": "http.response.body",
-            "body": b"event: end\ndata: {}\n\n",
-            "more_body": False,
-        }
-
-    with_feed(test)()
 
 
 # --- what it costs, and a classroom ------------------------------------------------------------------------------------

@@ -12,12 +12,11 @@ from nanoinfer.server.live.tape import Tape, document
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.recorder import recorder_of
 from tests.helpers.engines import Clock, greedy, make_engine, serve
-from tests.helpers.live import SpellingTokenizer
 from tests.helpers.traces import assert_same
 
 
 def taped(limits: Limits | None = None, **options: Any) -> tuple[Engine, Tape]:
-    engine = make_engine(tokenizer=SpellingTokenizer(), slots=96, **options)
+    engine = make_engine(slots=96, **options)
     return engine, Tape(engine, limits or Limits(), lambda engine: None)
 
 

@@ -5,26 +5,16 @@ import logging
 from hmac import compare_digest
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
 from nanoinfer.server import make_app
 from nanoinfer.server.keys import read_keys
 from tests.helpers.engines import make_engine
+from tests.helpers.servers import ask
 from tests.helpers.waiting import run
 
 BODY = {"model": "nanoinfer", "prompt": "abc", "max_tokens": 3, "temperature": 0}
-
-
-def ask(app: FastAPI, method: str, path: str, base: str = "http://test", **more: Any) -> httpx.Response:
-    """One request to an application, without its lifespan."""
-
-    async def send() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
-            return await client.request(method, path, **more)
-
-    return run(send)
 
 
 def app_with(**settings: Any) -> FastAPI:

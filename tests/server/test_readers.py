@@ -24,6 +24,7 @@ from tests.helpers.servers import (
     request_bytes,
     running,
     send,
+    sent_events,
 )
 from tests.helpers.waiting import HANG_S, run, until, until_async
 
@@ -135,8 +136,7 @@ def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> No
         await service.close()
         return b"".join(sent)
 
-    events = run(talk).decode().split("\n\n")
-    texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-2]]
+    texts = [event["choices"][0]["text"] for event in sent_events(run(talk).decode())]
     assert "".join(texts) == "".join(chr(98 + i) for i in range(40) if 98 + i < 128) + "".join(map(chr, range(10)))
 
 

@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from nanoinfer.server import fields
-from nanoinfer.server.to_params import make_params
 from tests.helpers.servers import Running
 
 COMPLETION = {"model": "story", "prompt": "Once", "max_tokens": 2}
@@ -64,6 +63,7 @@ WRONG_COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("response_format.schema", {"response_format": {"type": "json_object", "schema": {}}}),
     ("response_format", schema_format(name="x")),
     ("response_format", {"response_format": {"type": "xml"}}),
+    ("guided_grammar", {"guided_grammar": 'start: a\na: a a | "a" | "b" | " " | /[a-z]/'}),  # ambiguous
     ("guided_regex", {"guided_regex": "("}),
     ("guided_regex", {"guided_regex": "a" * 6000}),
     ("guided_choice", {"guided_choice": []}),
@@ -233,19 +233,6 @@ def test_a_wrong_base_url_is_told(server: Running, path: str, right: str | None)
 def test_what_would_change_an_answer_is_refused_in_sampling_params(server: Running, given: dict[str, Any]) -> None:
     (name,) = given
     assert refusal(server, "/generate", {"text": "x", "sampling_params": given})["param"] == name
-
-
-def test_prompts_with_the_same_limits_share_their_params(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    def counted(*given: Any, **more: Any) -> Any:
-        made.append(more)
-        return make_params(*given, **more)
-
-    monkeypatch.setattr("nanoinfer.server.wishes.make_params", counted)
-    answer = post(server, COMPLETIONS, {**COMPLETION, "prompt": [[1, 2], [3], [4, 5, 6]], "guided_choice": ["x"]})
-    assert len(answer.json()["choices"]) == 3
-    assert len(made) == 1
 
 
 @pytest.mark.parametrize("rid", ["\ud800", "x" * 257])

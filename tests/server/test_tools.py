@@ -10,10 +10,9 @@ import pytest
 
 from nanoinfer import LLM
 from tests.helpers.scripted_checkpoint import make
-from tests.helpers.servers import patient_app, running
+from tests.helpers.servers import ask, patient_app, running, sent_events
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import HANG_S
-from tests.server.test_lock import ask
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 TOOLS = [
@@ -131,25 +130,9 @@ def test_tools_are_shown_as_they_were_sent_without_strict(story: Any, monkeypatc
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("Let me look. ", "")])
 def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: str, after: str) -> None:
-    answer = chat(story, tools=TOOLS, stream=stream, max_tokens=200, guided_choice=[before + CALL + after])
-    assert answer.status_code == 200, answer.text
-    if not stream:
-        message = answer.json()["choices"][0]["message"]
-        calls, content = message["tool_calls"], message["content"] or ""
-        reason = answer.json()["choices"][0]["finish_reason"]
-        assert "index" not in calls[0]
-    else:
-        events = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
-        deltas = [event["choices"][0]["delta"] for event in events]
-        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
-        content = "".join(delta.get("content") or "" for delta in deltas)
-        reason = events[-1]["choices"][0]["finish_reason"]
-        assert calls[0]["index"] == 0
-    assert content == before
-    assert [call["function"]["name"] for call in calls] == ["weather"]
-    assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Oslo", "days": 3}
-    assert calls[0]["id"].startswith("call_")
-    assert reason == "tool_calls"
+    text = before + CALL + after
+    content, (arguments,), reason, _ = written(story, stream, max_tokens=200, temperature=1, guided_choice=[text])
+    assert (content, json.loads(arguments), reason) == (before, {"city": "Oslo", "days": 3}, "tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -310,11 +293,14 @@ def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, i
         (choice,), message = made["choices"], made["choices"][0]["message"]
         content, calls, reason = message["content"] or "", message.get("tool_calls", []), choice["finish_reason"]
     else:
-        *events, made = [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-2]]
+        *events, made = sent_events(answer.text)
         choices = [event["choices"][0] for event in events]
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
         reason = choices[-1]["finish_reason"]
+    for i, call in enumerate(calls):
+        assert (call["id"][:5], call["function"]["name"]) == ("call_", "weather")
+        assert call.get("index") == (i if stream else None)
     return content, [call["function"]["arguments"] for call in calls], reason, made["usage"]["completion_tokens"]
 
 

@@ -92,14 +92,6 @@ def test_settings_are_sent_as_the_protocol_calls_them(
     assert page.execute_script("return document.querySelector('#json').checked") is False
 
 
-def test_json_mode_gives_json(browser: webdriver.Chrome, server: Running) -> None:
-    page = opened(browser, server.url)
-    set_field(page, "temperature", 0)
-    set_field(page, "max_tokens", 40)
-    find(page, "#json").click()
-    assert ask(page, "Who are you?").startswith("{")
-
-
 def test_what_the_server_refuses_is_said_and_the_message_is_not_lost(
     browser: webdriver.Chrome, server: Running
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.helpers.axe import axe_findings, needs_axe
 from tests.helpers.engines import make_engine
-from tests.helpers.live import SpellingTokenizer
 from tests.helpers.storeys import storey_of, with_files
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -25,7 +24,7 @@ FIRST, SECOND, THIRD, FOURTH = ALL[:40], ALL[40:], ALL[5:45], ALL[25:65]
 @contextmanager
 def with_storeys(free: bool = True, files: bool = True) -> Iterator[Letters]:
     """A pool for one of these prompts, host memory for two of them, and files for all."""
-    engine = make_engine(tokenizer=SpellingTokenizer(), slots=56, host_cache_tokens=64)
+    engine = make_engine(slots=56, host_cache_tokens=64)
     storey_of(engine)
     if files:
         with_files(engine)

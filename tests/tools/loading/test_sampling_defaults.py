@@ -18,8 +18,8 @@ from tests.helpers.checkpoints import edited
 from tests.helpers.command_line import run as run_command
 from tests.helpers.engines import finish
 from tests.helpers.loading import PROMPT, Checkpoint
+from tests.helpers.servers import ask
 from tests.helpers.waiting import run
-from tests.server.test_lock import ask
 
 SAID = {"temperature": 2.0, "top_k": 30, "top_p": 0.9, "min_p": 0.001, "repetition_penalty": 1.3}
 LENGTH = {"max_new_tokens": 12, "seed": 5}

@@ -108,32 +108,6 @@ def test_an_insert_stores_its_complete_blocks() -> None:
     ]
 
 
-def test_a_block_belongs_to_the_node_in_which_it_ends() -> None:
-    cache, mirror = reporting()
-    put(cache, [1, 2, 3, 4, 5, 6])  # a block, and half of one
-    put(cache, [1, 2, 3, 4, 5, 6, 7, 8])
-    put(cache, [1, 2, 3, 4, 5, 6, 9, 9])
-    second = [block_hashes([1, 2, 3, 4, 5, 6, *end], 4)[1] for end in ((7, 8), (9, 9))]
-    assert [event.block_hashes for [event] in mirror.calls[1:] if isinstance(event, BlockStored)] == [
-        [b] for b in second
-    ]
-    assert cache.evict(2) == 2
-    assert mirror.calls[-1] == [BlockRemoved([second[0]])]
-
-
-def test_splits_and_matches_report_nothing() -> None:
-    cache, mirror = reporting()
-    put(cache, range(16))
-    cache.match_prefix([*range(6), 99])
-    cache.match_prefix([0, 99])
-    assert len(mirror.calls) == 1
-    put(cache, [*range(6), 50, 51, 52, 53])
-    assert mirror.blocks == blocks_of_tree(cache, 4)
-    cache.evict(4)
-    cache.evict(100)
-    assert mirror.blocks == {}
-
-
 def test_one_eviction_is_one_event_and_a_reset_another() -> None:
     cache, mirror = reporting()
     for first in range(3):
@@ -147,18 +121,6 @@ def test_one_eviction_is_one_event_and_a_reset_another() -> None:
     cache.reset()
     cache.evict(3)
     assert len(mirror.calls) == 5
-
-
-def test_blocks_smaller_than_pages_are_stored_once_and_removed_with_their_last_copy() -> None:
-    cache, mirror = reporting(page_size=8, block_size=4)
-    put(cache, [*range(4), 5, 5, 5, 5])
-    put(cache, [*range(4), 6, 6, 6, 6])
-    assert len([*cache.nodes()]) == 2
-    assert [len(event.block_hashes) for [event] in mirror.calls if isinstance(event, BlockStored)] == [2, 1]
-    cache.evict(8)
-    assert len(mirror.blocks) == 2
-    cache.evict(8)
-    assert mirror.blocks == {}
 
 
 def test_adapters_are_reported_by_name_and_leave_together() -> None:
@@ -237,20 +199,6 @@ def test_batches_are_numbered_and_cut_where_a_step_ends() -> None:
     assert feed.since(2) == []
     assert feed.since(3) is None
     assert feed.since(-1) is None
-
-
-def test_a_feed_of_a_tree_that_holds_something_begins_with_it() -> None:
-    cache = make_cache(256, page_size=2)
-    put(cache, range(14))
-    cache.match_prefix([*range(6), 99, 99])
-    put(cache, [*range(6), 50, 51, 52, 53])
-    feed = BlockFeed(cache, 4)
-    reader = FeedReader(feed)
-    reader.follow()
-    assert reader.mirror.blocks == blocks_of_tree(cache, 4)
-    assert reader.snapshots == 0
-    with pytest.raises(ValueError, match="tree"):
-        BlockFeed(cache)
 
 
 def test_old_batches_go_and_a_snapshot_has_everything() -> None:

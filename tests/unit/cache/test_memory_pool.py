@@ -16,13 +16,6 @@ def kv_pool(size: int = 16, page_size: int = 1, layer_num: int = 1) -> TokenToKV
     return TokenToKVPool(size, torch.float32, head_num=2, head_dim=4, layer_num=layer_num, page_size=page_size)
 
 
-def taken(pool: TokenToKVPool, *slots: int) -> TokenToKVPool:
-    """`pool` with exactly `slots` given out."""
-    assert pool.alloc(pool.size) is not None
-    pool.free([slot for slot in range(pool.size) if slot not in slots])
-    return pool
-
-
 # --- what alloc gives --------------------------------------------------------------------------------------------
 
 
@@ -33,68 +26,6 @@ def test_alloc_gives_the_lowest_free_slots_as_int32() -> None:
     assert slots.dtype == torch.int32
     assert slots.tolist() == [0, 1, 2, 3, 4]
     assert pool.available_size() == 11
-
-
-def test_freed_slots_are_given_out_before_higher_ones() -> None:
-    pool = kv_pool(16)
-    pool.alloc(10)
-    pool.free([7, 2, 3])
-    slots = pool.alloc(5)
-    assert slots is not None
-    assert slots.tolist() == [2, 3, 7, 10, 11]
-
-
-def test_alloc_is_all_or_nothing() -> None:
-    pool = kv_pool(8)
-    pool.alloc(5)
-    assert pool.alloc(4) is None
-    assert pool.available_size() == 3
-    rest = pool.alloc(3)
-    assert rest is not None
-    assert rest.tolist() == [5, 6, 7]
-    assert pool.alloc(1) is None
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
-def test_a_pool_of_any_size_can_be_emptied_and_filled_again(size: int) -> None:
-    pool = kv_pool(size)
-    slots = pool.alloc(size)
-    assert slots is not None
-    assert slots.tolist() == list(range(size))
-    pool.check_integrity()
-    pool.free(slots)
-    pool.check_integrity()
-    assert pool.available_size() == size
-    assert pool.alloc_contiguous(size) is not None
-
-
-def test_alloc_contiguous_takes_the_first_run_that_fits_wherever_it_is() -> None:
-    pool = taken(kv_pool(16), 2, 3, 7, 8)  # free: [0,2) [4,7) [9,16)
-    found = pool.alloc_contiguous(3)
-    assert found is not None
-    slots, start, end = found
-    assert (slots.tolist(), slots.dtype, start, end) == ([4, 5, 6], torch.int32, 4, 7)
-    again = pool.alloc_contiguous(3)
-    assert again is not None
-    assert again[1:] == (9, 12)
-
-
-def test_alloc_contiguous_refuses_what_only_pieces_could_hold() -> None:
-    pool = taken(kv_pool(16), *range(1, 16, 2))
-    assert pool.available_size() == 8
-    assert pool.alloc_contiguous(2) is None
-    assert pool.available_size() == 8
-    assert pool.alloc(8) is not None
-
-
-def test_freeing_the_gap_between_two_free_runs_makes_one_run() -> None:
-    pool = taken(kv_pool(16), 5, 6)
-    assert pool.alloc_contiguous(16) is None
-    pool.free([5])
-    pool.free([6])
-    found = pool.alloc_contiguous(16)
-    assert found is not None
-    assert found[1:] == (0, 16)
 
 
 @pytest.mark.parametrize("need_size", [-1, 1.5, "2", None])
@@ -109,33 +40,6 @@ def test_a_size_that_is_no_count_is_refused_and_changes_nothing(need_size: Any, 
 
 
 # --- pages -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_slots_come_in_aligned_whole_pages(page_size: int) -> None:
-    pool = kv_pool(8 * page_size, page_size)
-    first, second = pool.alloc(2 * page_size), pool.alloc(3 * page_size)
-    assert first is not None
-    assert second is not None
-    pool.free(first)
-    slots = pool.alloc(4 * page_size)
-    assert slots is not None
-    pages = slots.view(-1, page_size)
-    assert (pages[:, 0] // page_size).tolist() == [0, 1, 5, 6]
-    assert torch.equal(pages, pages[:, :1] + torch.arange(page_size, dtype=torch.int32))
-    pool.check_integrity()
-
-
-@pytest.mark.parametrize("page_size", [4, 16])
-def test_contiguous_slots_start_at_a_page(page_size: int) -> None:
-    pool = kv_pool(8 * page_size, page_size)
-    pool.alloc(8 * page_size)
-    pool.free(range(page_size, 2 * page_size))
-    pool.free(range(4 * page_size, 7 * page_size))
-    found = pool.alloc_contiguous(2 * page_size)
-    assert found is not None
-    assert found[1:] == (4 * page_size, 6 * page_size)
-    assert found[0].tolist() == list(range(4 * page_size, 6 * page_size))
 
 
 @pytest.mark.parametrize(("given_back", "named"), [([0, 1], 1), ([2, 3], 2), ([1, 2, 3, 4, 5, 6], 1), (range(6), 5)])

@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,28 +198,6 @@ HUGE = 2 * MB  # the system may provide so many bytes for one
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is provided")
 
 
-class Provider:
-    """Stands in for the system: notes what it is asked for, and calls `then` first."""
-
-    def __init__(self, then: Callable[[], object] = lambda: None, provides: bool = True):
-        self.asked: list[tuple[int, int]] = []
-        self._then, self._provides = then, provides
-
-    def __call__(self, address: int, num_bytes: int) -> bool:
-        if num_bytes:
-            self._then()
-            self.asked.append((address, num_bytes))
-        return self._provides
-
-    def pieces_of(self, data: np.ndarray) -> list[tuple[int, int]]:
-        return [(address - data.ctypes.data, num_bytes) for address, num_bytes in self.asked]
-
-
-def provide_with(monkeypatch: pytest.MonkeyPatch, provider: Provider) -> Provider:
-    monkeypatch.setattr(host_memory, "_provide", provider)
-    return provider
-
-
 def finish(ahead: Any) -> None:
     if ahead._thread is not None:
         ahead._thread.join(HANG_S)
@@ -276,16 +253,10 @@ def test_what_is_in_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_such_a_system_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = provide_with(monkeypatch, Provider(provides=False))
+    monkeypatch.setattr(host_memory, "_provide", lambda address, num_bytes: False)
     buffer = torch.arange(32.0)[:, None].clone()
     memory: Any = HostMemory([buffer], 32)
     memory.store(np.arange(32), np.arange(32)[::-1])
     memory.put(memory.data[:3].copy(), np.array([9, 4, 6]))
-    assert (memory._ahead._thread, provider.asked) == (None, [])
+    assert memory._ahead._thread is None
     assert memory.data.view(np.float32)[[0, 4, 6, 9, 31], 0].tolist() == [31, 30, 29, 31, 0]
-
-
-# --- what is asked for ----------------------------------------------------------------------------------------------
-
-
-# --- when it ends ---------------------------------------------------------------------------------------------------

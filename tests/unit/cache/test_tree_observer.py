@@ -1,15 +1,14 @@
 """What a tree tells its observers: when, in which order, and what is there at that moment."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.cache.tree_observer import TreeObserver, path_to
+from nanoinfer.cache.tree_observer import TreeObserver
 from nanoinfer.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
@@ -20,164 +19,28 @@ METHODS = [name for name in vars(TreeObserver) if not name.startswith("_")]
 
 
 class Diary(TreeObserver):
-    """Writes down what it is told, in tokens, and checks each time that the tree is in order."""
+    """Writes down which of its methods are called, and checks each time that the tree is in order. What they are told is
+    compared with the tree in tests/property/test_radix_cache_model.py."""
 
     def __init__(self, cache: RadixCache):
-        self.cache, self.lines = cache, list[tuple[Any, ...]]()
+        self.cache, self.lines = cache, list[str]()
+        for name in METHODS:
+            setattr(self, name, partial(self._note, name))
 
-    def note(self, *line: Any) -> None:
-        counted = {True: 0, False: 0}
+    def _note(self, name: str, told: Any, *more: Any) -> None:
+        counted, free = {True: 0, False: 0}, set(self.cache.token_to_kv_pool.free_slots().tolist())
         for _, node in self.cache.nodes():
             counted[node.lock_ref > 0] += len(node)
             assert node.parent is not None
             assert node.parent.children[node.edge] is node
         assert (self.cache.protected_size(), self.cache.evictable_size()) == (counted[True], counted[False])
         assert self.cache.num_nodes == len([*self.cache.nodes()])
-        self.lines.append(line)
-
-    def take(self) -> list[tuple[Any, ...]]:
-        lines, self.lines = self.lines, []
-        return lines
-
-    def check_key(self, extra_key: Hashable) -> None:
-        self.note("check_key", extra_key)
-
-    def used(self, node: TreeNode) -> None:
-        assert all(each.last_access_time == self.cache._clock for each in path_to(node))
-        self.note("used", *(each.key.tolist() for each in path_to(node)))
-
-    def hit(self, node: TreeNode) -> None:
-        self.note("hit", *((each.key.tolist(), each.hit_count) for each in path_to(node)))
-
-    def split(self, upper: TreeNode, lower: TreeNode) -> None:
-        assert lower.parent is upper
-        assert [*upper.children.values()] == [lower]
-        self.note("split", upper.key.tolist(), lower.key.tolist())
-
-    def inserted(self, leaf: TreeNode) -> None:
-        assert leaf.parent is not None
-        self.note("inserted", leaf.parent.key.tolist(), leaf.key.tolist(), leaf.value.tolist())
-
-    def grew(self, leaf: TreeNode, count: int) -> None:
-        self.note("grew", leaf.key[:-count].tolist(), leaf.key[-count:].tolist())
-
-    def locked(self, node: TreeNode) -> None:
-        self.note("locked", *((each.key.tolist(), each.lock_ref) for each in path_to(node)))
-
-    def unlocked(self, node: TreeNode) -> None:
-        self.note("unlocked", *((each.key.tolist(), each.lock_ref) for each in path_to(node)))
-
-    def evicting(self, leaf: TreeNode) -> None:
-        free = set(self.cache.token_to_kv_pool.free_slots().tolist())
-        assert not free & set(leaf.value.tolist()), "the slots are the tree's, and so is the K/V in them"
-        chain, above = list[int](), leaf
-        while above.parent is not None:
-            chain, above = above.key.tolist() + chain, above.parent
-        assert above is self.cache.root
-        self.note("evicting", chain)
-
-    def evicted(self, nodes: Sequence[TreeNode]) -> None:
-        free = set(self.cache.token_to_kv_pool.free_slots().tolist())
-        for node in nodes:
-            assert free.issuperset(node.value.tolist())
-            assert node.parent is None
-        self.cache.check_integrity()
-        self.note("evicted", *(node.key.tolist() for node in nodes))
-
-    def reset(self, nodes: Sequence[TreeNode]) -> None:
-        assert self.cache.total_size() == 0
-        assert self.cache.token_to_kv_pool.available_size() == self.cache.token_to_kv_pool.size
-        assert all(node.parent is None for node in nodes)
-        self.note("reset", *(node.key.tolist() for node in nodes))
-
-
-def observed(**options: Any) -> tuple[RadixCache, Diary]:
-    cache = make_cache(**options)
-    diary = Diary(cache)
-    cache.observers.add(diary)
-    return cache, diary
-
-
-# --- operations ------------------------------------------------------------------------------------------------------
-
-
-def test_an_insert_asks_walks_and_adds() -> None:
-    cache, diary = observed()
-    _, slots = put(cache, [1, 2, 3], "key")
-    assert diary.take() == [("check_key", "key"), ("inserted", [], [1, 2, 3], slots)]
-    _, slots = put(cache, [1, 2, 4, 5], "key")
-    assert diary.take() == [
-        ("check_key", "key"),
-        ("split", [1, 2], [3]),
-        ("used", [1, 2]),
-        ("inserted", [1, 2], [4, 5], slots[2:]),
-    ]
-    put(cache, [1, 2, 3], "key")
-    assert diary.take() == [("check_key", "key"), ("used", [3], [1, 2])]
-
-
-def test_a_leaf_that_is_lengthened_grew() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2])
-    leaf = cache.match_prefix([1, 2]).last_node
-    diary.take()
-    put(cache, [1, 2, 3, 4], grow=leaf)
-    assert diary.take() == [("check_key", None), ("used", [1, 2]), ("grew", [1, 2], [3, 4])]
-
-
-def test_a_match_splits_walks_and_counts_a_hit() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3])
-    put(cache, [1, 2, 4])
-    diary.take()
-    cache.match_prefix([1, 2, 3])
-    assert diary.take() == [("used", [3], [1, 2]), ("hit", ([3], 1), ([1, 2], 1))]
-    node = cache.match_prefix([1, 9], count_hit=False).last_node
-    assert diary.take() == [("split", [1], [2]), ("used", [1])]
-    cache.count_hit(node)
-    assert diary.take() == [("hit", ([1], 2))]
-    cache.match_prefix([9])
-    assert diary.take() == []
-
-
-def test_locks_are_told_for_the_whole_path() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3])
-    put(cache, [1, 2, 4])
-    node = cache.match_prefix([1, 2, 4]).last_node
-    diary.take()
-    cache.inc_lock_ref(node)
-    cache.inc_lock_ref(cache.root)
-    cache.dec_lock_ref(node)
-    assert diary.take() == [("locked", ([4], 1), ([1, 2], 1)), ("locked",), ("unlocked", ([4], 0), ([1, 2], 0))]
-    with pytest.raises(ValueError, match="not locked"):
-        cache.dec_lock_ref(node)
-    cache.evict(1)
-    cache.evict(1)
-    diary.take()
-    with pytest.raises(ValueError, match="no longer in the tree"):
-        cache.inc_lock_ref(node)
-    assert diary.take() == []
-
-
-def test_an_eviction_is_told_before_each_leaf_and_at_its_end() -> None:
-    cache, diary = observed()
-    put(cache, [1, 2, 3])
-    put(cache, [1, 2, 4])
-    put(cache, [7])
-    diary.take()
-    assert cache.evict(4) == 4
-    assert diary.take() == [
-        ("evicting", [1, 2, 3]),
-        ("evicting", [1, 2, 4]),
-        ("evicting", [1, 2]),
-        ("evicted", [3], [4], [1, 2]),
-    ]
-    assert cache.evict(0) == 0
-    assert diary.take() == [("evicted",)]
-
-
-# --- what goes wrong -------------------------------------------------------------------------------------------------
+        if name == "evicting":
+            assert not free & set(told.value.tolist()), "the slots are the tree's, and so is the K/V in them"
+        elif name in ("evicted", "reset"):
+            assert all(node.parent is None and free.issuperset(node.value.tolist()) for node in told)
+            self.cache.check_integrity()
+        self.lines.append(name)
 
 
 def everything(cache: RadixCache) -> None:
@@ -191,6 +54,37 @@ def everything(cache: RadixCache) -> None:
     cache.dec_lock_ref(leaf)
     cache.reset()
     put(cache, [1, 2, 3])
+
+
+def test_operations_are_told_in_their_order_and_refused_ones_are_not() -> None:
+    cache = make_cache()
+    diary = Diary(cache)
+    cache.observers.add(diary)
+    everything(cache)
+    assert diary.lines == [
+        *(
+            "check_key",
+            "inserted",
+            "check_key",
+            "split",
+            "used",
+            "inserted",
+            "used",
+            "hit",
+            "check_key",
+            "used",
+            "grew",
+        ),
+        *("locked", "evicting", "evicted", "unlocked", "reset", "check_key", "inserted"),
+    ]
+    diary.lines.clear()
+    with pytest.raises(ValueError, match="not locked"):
+        cache.dec_lock_ref(next(node for _, node in cache.nodes()))
+    cache.match_prefix([9])
+    assert diary.lines == []
+
+
+# --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "check_key"])

@@ -1,7 +1,6 @@
 """Why requests end: tokens, stop strings, an abort, a step that raises, Ctrl-C; and that no slot is lost."""
 
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -180,36 +179,21 @@ def broken(*args: object) -> None:
     raise MemoryError("no more")
 
 
-def break_rows(engine: Engine) -> tuple[Any, str]:
-    return engine.model_runner.req_to_token_pool, "alloc"
-
-
-def break_slots(engine: Engine) -> tuple[Any, str]:
-    return engine.model_runner.token_to_kv_pool, "alloc"
-
-
-def break_eviction(engine: Engine) -> tuple[Any, str]:
-    return engine.radix_cache, "evict"
-
-
-def break_sampler(engine: Engine) -> tuple[Any, str]:
-    return engine.sampler, "logprobs"
-
-
-def break_processing(engine: Engine) -> tuple[Any, str]:
-    return engine.scheduler, "process_batch_result"
+BROKEN = {
+    "eviction": lambda engine: (engine.radix_cache, "evict"),
+    "rows": lambda engine: (engine.model_runner.req_to_token_pool, "alloc"),
+    "slots": lambda engine: (engine.model_runner.token_to_kv_pool, "alloc"),
+    "the sampler": lambda engine: (engine.sampler, "logprobs"),
+    "processing": lambda engine: (engine.scheduler, "process_batch_result"),
+}
 
 
 @pytest.mark.parametrize(
-    ("where", "when"),
-    [
-        (break_eviction, 0),
-        *[(where, when) for where in (break_rows, break_slots, break_sampler, break_processing) for when in (0, 2, 5)],
-    ],
+    ("where", "when"), [("eviction", 0), *((where, when) for where in [*BROKEN][1:] for when in (0, 2, 5))]
 )
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_whatever_breaks_ends_the_requests_of_the_pass_and_no_slot_is_lost(
-    where: Callable[[Engine], tuple[Any, str]], when: int, page_size: int, monkeypatch: pytest.MonkeyPatch
+    where: str, when: int, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an EXTEND over a cached prefix, a piece of a prompt, a DECODE; `when` counts the steps before it breaks."""
     engine = make_engine(rows=2, slots=64, page_size=page_size, chunked_prefill_size=8)
@@ -220,7 +204,7 @@ def test_whatever_breaks_ends_the_requests_of_the_pass_and_no_slot_is_lost(
     for _ in range(when):
         step(engine)
     with monkeypatch.context() as patch:
-        patch.setattr(*where(engine), broken)
+        patch.setattr(*BROKEN[where](engine), broken)
         with pytest.raises(MemoryError):
             make_steps(engine, 30)  # until what is broken is needed
     engine.check_integrity()

@@ -105,15 +105,6 @@ def test_deadlines_of_requests_that_ended_do_not_pile_up() -> None:
     assert deadlines.pop_due(2e6)[-3:] == sorted(live)
 
 
-def test_deadlines_come_in_order() -> None:
-    deadlines = Deadlines()
-    for time, request_id in ((5.0, 1), (3.0, 2), (4.0, 3), (9.0, 4)):
-        deadlines.add(time, request_id)
-    assert deadlines.pop_due(2.9) == []
-    assert deadlines.pop_due(5.0) == [2, 3, 1]
-    assert deadlines.pop_due(8.9) == []
-
-
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, True, "5"])
 def test_a_timeout_that_is_none_is_refused_by_name(timeout_s: Any) -> None:
     engine = make_engine()

@@ -2,13 +2,12 @@
 
 import logging
 import re
-from dataclasses import asdict, fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nanoinfer import EngineStats, SamplingParams
+from nanoinfer import SamplingParams
 from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
 from nanoinfer.kernels import Selection, TorchKernels
 from nanoinfer.kernels.select import selected
@@ -82,17 +81,6 @@ def test_times_are_those_of_the_engines_clock() -> None:
     assert stats.tokens_per_second == 6 / 7
 
 
-def test_prompt_and_cached_tokens_are_sums_over_all_requests() -> None:
-    engine = make_engine()
-    for prompt in ([1, 2, 3], [1, 2, 3, 4, 50], [1, 2, 3, 4, 50, 60], [7]):
-        engine.add_request(prompt, greedy(2))
-        while engine.has_unfinished():
-            step(engine)
-    stats = engine.stats()
-    assert (stats.prompt_tokens, stats.cached_tokens) == (3 + 5 + 6 + 1, 0 + 4 + 5 + 0)
-    assert stats.hit_rate == 9 / 15
-
-
 def test_what_a_retracted_request_finds_of_itself_is_no_hit() -> None:
     engine = make_engine(slots=20, schedule_conservativeness=0.001)
     for base in (5, 50):
@@ -135,36 +123,3 @@ def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
         "longest_step_seconds": 0.5,
     }
     assert (meter.extend_steps, meter.decode_steps) == (2, RECENT_STEPS)
-
-
-def test_stats_are_a_mapping_of_their_fields() -> None:
-    stats = make_engine(slots=20).stats()
-    assert dict(stats) == asdict(stats)
-    assert list(stats) == [field.name for field in fields(EngineStats)]
-    assert (len(stats), "running" in stats, stats.get("free_slots"), "keys" in stats) == (
-        len(list(stats)),
-        True,
-        20,
-        False,
-    )
-    with pytest.raises(KeyError):
-        stats["speed"]
-
-
-def test_requests_are_counted_by_how_they_ended() -> None:
-    clock = Clock()
-    engine = make_engine(clock=clock)
-    engine.add_request([5], greedy(2))
-    aborted = engine.add_request([6], SamplingParams(max_new_tokens=20))
-    engine.add_request([7], SamplingParams(max_new_tokens=20), timeout_s=2)
-    step(engine)
-    engine.abort(aborted)
-    step(engine)
-    clock.now += 2
-    step(engine)
-    engine.add_request([8], greedy(2))
-    model_of(engine).fail_at = model_of(engine).passes + 1
-    with pytest.raises(RuntimeError, match="the model broke"):
-        engine.step()
-    stats = engine.stats()
-    assert (stats.finished, stats.aborted, stats.timed_out, stats.failed) == (1, 1, 1, 1)
