@@ -62,29 +62,32 @@ def continuations(text: list[int], count: int) -> list[list[int]]:
     return []
 
 
+def check_drafts(
+    llm: LLM, prompt: list[int], num_tokens: int, drafts_for: Callable[[list[int], int], list[list[int]]]
+) -> tuple[list[int], int]:
+    """In each pass, as many drafts are made and right as one of those says that could be made for the text so far. Returns
+    the tokens, and in how many passes there was one possible number."""
+    tokens, passes = passes_of(llm, prompt, num_tokens)
+    place, clear = 1, 0
+    for before, drafted, accepted in passes:
+        assert before == place
+        limit = min(llm.config.num_draft_tokens, num_tokens - before - 1)
+        found = drafts_for(prompt + tokens[:before], limit) if limit else []
+        assert drafted == (limit if found else 0)
+        possible = {accepted_of(drafts, tokens[before:]) for drafts in found} or {0}
+        assert accepted in possible
+        clear += bool(found) and len(possible) == 1
+        place += accepted + 1
+    assert place == num_tokens
+    return tokens, clear
+
+
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7])
 def test_ngram_drafts_are_right_as_often_as_in_a_simulation(model: LoadedModel, num_draft_tokens: int) -> None:
     llm = tiny_llm(model, drafter="ngram", num_draft_tokens=num_draft_tokens, adaptive_drafts=False)
     prompts = [STEM[:6] * 3, STEM, [3, 4] * 6 + [9, 3], [7], STEM[:10] + STEM[2:8]]
-    drafted_in_all = accepted_in_all = clear = 0
-    for prompt in prompts:
-        tokens, passes = passes_of(llm, prompt, 40)
-        place = 1
-        for before, drafted, accepted in passes:
-            assert before == place
-            limit = min(num_draft_tokens, 40 - before - 1)
-            found = continuations(prompt + tokens[:before], limit) if limit else []
-            assert drafted == (limit if found else 0)
-            possible = {accepted_of(drafts, tokens[before:]) for drafts in found} or {0}
-            assert accepted in possible, "the drafts followed no occurrence of the longest suffix"
-            clear += bool(found) and len(possible) == 1
-            place += accepted + 1
-            drafted_in_all, accepted_in_all = drafted_in_all + drafted, accepted_in_all + accepted
-        assert place == 40
-    stats = llm.engine.stats()
-    assert (stats.drafted_tokens, stats.accepted_tokens) == (drafted_in_all, accepted_in_all)
-    assert 0 < accepted_in_all < drafted_in_all
-    assert clear > 10, "in most passes there was one possible number"
+    assert sum(check_drafts(llm, prompt, 40, continuations)[1] for prompt in prompts) > 10
+    assert 0 < llm.engine.stats().accepted_tokens < llm.engine.stats().drafted_tokens
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 7])
@@ -93,26 +96,13 @@ def test_a_draft_model_is_right_as_often_as_transformers_says(
 ) -> None:
     path = checkpoint()
     draft = noisy(path, tmp_path / "draft")
-    drafts_by = oracle(draft)
     # In so few slots, each request gets some that hold the draft model's K/V of another.
     common: dict[str, Any] = {"max_total_tokens": 48, "num_draft_tokens": num_draft_tokens}
     llm = LLM(path, drafter="model", draft_model=draft, adaptive_drafts=False, **common)
-    drafted_in_all = accepted_in_all = 0
     for prompt in ([5, 9, 200, 31, 7], list(range(100, 123)), [5, 9, 200, 31, 8]):
-        tokens, passes = passes_of(llm, prompt, 20)
+        tokens, _ = check_drafts(llm, prompt, 20, lambda text, limit: [greedy(oracle(draft), text, limit)])
         assert tokens == greedy(oracle(path), prompt, 20)
-        place = 1
-        for before, drafted, accepted in passes:
-            assert before == place
-            limit = min(num_draft_tokens, 20 - before - 1)
-            drafts = greedy(drafts_by, prompt + tokens[:before], limit) if limit else []
-            assert (drafted, accepted) == (limit, accepted_of(drafts, tokens[before:]))
-            place += accepted + 1
-            drafted_in_all, accepted_in_all = drafted_in_all + drafted, accepted_in_all + accepted
-        assert place == 20
-    stats = llm.engine.stats()
-    assert (stats.drafted_tokens, stats.accepted_tokens) == (drafted_in_all, accepted_in_all)
-    assert 0 < accepted_in_all < drafted_in_all
+    assert 0 < llm.engine.stats().accepted_tokens < llm.engine.stats().drafted_tokens
 
 
 def test_a_model_that_is_its_own_draft_is_always_right_greedy_or_drawn(checkpoint: Checkpoint) -> None:

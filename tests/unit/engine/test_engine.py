@@ -84,24 +84,6 @@ def test_requests_join_and_leave_between_steps() -> None:
     assert_all_free(engine)
 
 
-def test_no_more_than_max_running_requests_run_and_the_rest_waits_its_turn() -> None:
-    engine = make_engine(rows=2)
-    ids = [engine.add_request([10 * i + 10], greedy(3)) for i in range(5)]
-    finished: list[int] = []
-    while engine.has_unfinished():
-        outputs = step(engine)
-        assert len(engine.scheduler.running) <= 2
-        finished += [rid for rid, output in outputs.items() if output.finished]
-    assert finished == ids
-
-
-def test_what_does_not_fit_the_pool_together_is_served_one_after_the_other() -> None:
-    engine = make_engine(slots=16)
-    outputs = serve(engine, *[[20 * i + base for base in range(10)] for i in range(5)], max_new_tokens=7)
-    assert [output.token_ids for output in outputs] == [[20 * i + 10 + j for j in range(7)] for i in range(5)]
-    assert_all_free(engine)
-
-
 def test_earlier_outputs_do_not_change_with_later_steps() -> None:
     """Nothing of them is read until all is over."""
     engine = make_engine()
@@ -148,13 +130,6 @@ def test_a_request_reuses_the_prompt_of_one_that_still_runs(page_size: int) -> N
     assert last[first].token_ids == [*range(9, 17)]
     assert last[second].token_ids == [41, 42]
     assert_all_free(engine)
-
-
-def test_nothing_is_reused_without_the_cache() -> None:
-    engine = make_engine(disable_radix_cache=True)
-    prompt = list(range(9))
-    assert [output.cached_tokens for output in serve(engine, prompt) + serve(engine, prompt)] == [0, 0]
-    assert engine.stats()["free_slots"] == engine.stats()["total_slots"]
 
 
 def test_requests_with_different_extra_keys_share_nothing() -> None:

@@ -6,9 +6,7 @@ from nanoinfer import AsyncEngine, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.async_engines import between_passes, gated, llm_around, run
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
-from tests.helpers.fakes import FakeServer
-
-A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
+from tests.helpers.fakes import A, B, C, FakeServer
 
 
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
