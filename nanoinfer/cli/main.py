@@ -28,7 +28,7 @@ COMMANDS = {
 DEMOS = {
     "prefix": "five requests that begin with the same text, with and without the radix cache",
     "adapters": "three styles from one batch, and what they share",
-    "paged": "block tables, slots and drafts, with forward_tensor and advance_step (see notebook 18)",
+    "paged": "block tables and slots, with forward_tensor and advance_step (see notebook 18)",
     "restart": "a chat whose process ends, and a new one that continues it from files",
     "sessions": "the first engine of the notebooks",
 }

@@ -37,7 +37,7 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """Requests in a replica, as it reports them. ValueError names a field that is no count.
+    """Requests in a replica, as it reports them.
 
     - `waiting_requests`: those without a first token yet; `queued_tokens`: of their prompts, not computed yet.
     - `running_requests`: those that have produced a token and have not ended.
@@ -46,10 +46,6 @@ class ReplicaLoad:
     waiting_requests: int
     queued_tokens: int
     running_requests: int
-
-    def __post_init__(self) -> None:
-        for name in ("waiting_requests", "queued_tokens", "running_requests"):
-            check_count(name, getattr(self, name), least=0)
 
     @classmethod
     def of(cls, reqs: "Iterable[Req]") -> "ReplicaLoad":

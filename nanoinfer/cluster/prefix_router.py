@@ -67,7 +67,7 @@ class PrefixRouter(BasePolicy):
       long after it without an event. `report_s`: a replica's report of its load counts for so long.
     - `clock` returns seconds.
 
-    ValueError names an option that is out of range.
+    ValueError names a number of tokens, blocks or requests that is below 1.
     """
 
     def __init__(
@@ -88,15 +88,6 @@ class PrefixRouter(BasePolicy):
         check_count("chunk_tokens", chunk_tokens, least=1)
         if max_running_requests is not None:
             check_count("max_running_requests", max_running_requests, least=1)
-        seconds = {
-            "max_imbalance_s": max_imbalance_s,
-            "pending_s": pending_s,
-            "linger_s": linger_s,
-            "report_s": report_s,
-        }
-        for name, value in seconds.items():
-            if not value >= 0:
-                raise ValueError(f"{name}={value!r}: must be a number of seconds, at least 0")
         self.index = BlockIndex(block_size, max_blocks)
         self.pending = PendingPrefixes()
         self._costs, self._clock, self._max_imbalance_s = costs, clock, max_imbalance_s

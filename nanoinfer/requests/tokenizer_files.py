@@ -1,7 +1,6 @@
 """Reads a checkpoint's tokenizer files with transformers, and names a file that cannot be read."""
 
 import json
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from nanoinfer.errors import UnsupportedModelError
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
 JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
-TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
 BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer then reads like that
 TEKKEN_FILE = "tekken.json"
@@ -29,8 +27,8 @@ def read_tokenizer_files(path: Path) -> Any:
         raise UnsupportedModelError(f"{path / TEKKEN_FILE}: {_convert_tekken(path)}")
     if not present:
         return None
-    if present[0] == "tokenizer.model" and (reason := _not_a_vocabulary((path / "tokenizer.model").read_bytes())):
-        raise UnsupportedModelError(f"{path / 'tokenizer.model'}: {reason}")  # transformers would read an empty file
+    if present[0] == "tokenizer.model" and not (path / present[0]).stat().st_size:  # which transformers would read
+        raise UnsupportedModelError(f"{path / present[0]}: is empty")
     try:
         tokenizer = _read_with_transformers(path)
     except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
@@ -94,37 +92,6 @@ def _convert_tekken(path: Path) -> str:
         "mistral-common; from transformers.integrations.mistral import convert_tekken_tokenizer): "
         f"convert_tekken_tokenizer({str(path / TEKKEN_FILE)!r}).save_pretrained({str(path)!r})"
     )
-
-
-def _not_a_vocabulary(content: bytes) -> str | None:
-    """Why `content` is not a tokenizer.model; None if it is a complete SentencePiece model or a tiktoken vocabulary.
-
-    A SentencePiece model is a protobuf message whose fields each have a length: pieces (1), how they were trained (2), and
-    more. A tiktoken vocabulary has one token per line, in base64, with its rank.
-    """
-    if TIKTOKEN_LINE.match(content):
-        return None
-    at, fields = 0, set()
-    try:
-        while at < len(content):
-            tag, at = _varint(content, at)
-            length, at = _varint(content, at)
-            fields.add(tag)
-            at += length
-    except IndexError:
-        at = -1  # it ends inside a number
-    has_all = {1 << 3 | 2, 2 << 3 | 2} <= fields and all(tag & 7 == 2 for tag in fields)
-    return None if at == len(content) and has_all else "is not a complete SentencePiece model; download it again"
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """The 64-bit number that begins at `at`, with seven bits per byte, lowest first; and the index where it ends."""
-    number, shift = content[at] & 127, 7
-    while content[at] & 128 and shift < 64:
-        at += 1
-        number |= (content[at] & 127) << shift
-        shift += 7
-    return number, at + 1
 
 
 def _is_installed(module: str) -> bool:

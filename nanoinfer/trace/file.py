@@ -5,8 +5,7 @@
 
 Empty fields are left out. The same run gives the same file, except for the times in it.
 
-Version 3 has what version 2 has, and `storeys` in `engine`, `fetched` in requests and events. Version 1, which is still
-read, knows no drafts: a request has one sampled token per pass, or null.
+Version 3 has what version 2 has, and `storeys` in `engine`, `fetched` in requests and events.
 """
 
 import json
@@ -63,14 +62,13 @@ def load(path: str | Path, kind: type[T]) -> T:
         raise ValueError(f"{path}: this is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{path}: must be an object with "format": "{FORMAT}"')
-    if (version := document.get("version")) not in (1, VERSION, WITH_STOREYS):
-        raise ValueError(f"{path}: version={version!r}: must be 1, {VERSION} or {WITH_STOREYS}")
+    if (version := document.get("version")) not in (VERSION, WITH_STOREYS):
+        raise ValueError(f"{path}: version={version!r}: must be {VERSION} or {WITH_STOREYS}")
     where = "engine, texts, pieces"
     try:
-        engine = document["engine"] | ({"drafter": [], "num_draft_tokens": 0} if version == 1 else {})
         texts = {int(token): text for token, text in document["texts"].items()}
         pieces = {int(i): {int(at): text for at, text in of.items()} for i, of in document["pieces"].items()}
-        trace = kind(engine, texts=texts, pieces=pieces)
+        trace = kind(document["engine"], texts=texts, pieces=pieces)
         for i, fields in enumerate(document["requests"]):
             where = f"requests[{i}]"
             if "prompt" not in fields:  # another completion of the same request
@@ -80,8 +78,6 @@ def load(path: str | Path, kind: type[T]) -> T:
             trace.requests.append(request)
         for i, fields in enumerate(document["events"]):
             where = f"events[{i}]"
-            if version == 1:
-                _tokens_as_lists(fields)
             trace.add_event(TraceEvent.from_json(fields))
         where = "events[0]"
         if trace.events[0].mode != START:
@@ -93,12 +89,6 @@ def load(path: str | Path, kind: type[T]) -> T:
     except BAD as error:
         raise ValueError(f"{path}: {where}: {type(error).__name__}: {error}") from error
     return trace
-
-
-def _tokens_as_lists(fields: dict[str, Any]) -> None:
-    """Change the entries of an event's batch from version 1, which has one token or null."""
-    for entry in fields.get("batch", ()):
-        entry[4:5] = [[] if token is None else [token] for token in entry[4:5]]
 
 
 def _dumps(value: Any) -> str:

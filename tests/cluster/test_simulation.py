@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from nanoinfer.cli.main import main
-from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.cluster import PassCosts, RoundRobin
 from nanoinfer.cluster.simulate.clock import Clock
-from nanoinfer.cluster.simulate.cluster import ClusterSettings, Simulation
-from nanoinfer.cluster.simulate.driver import REPORT_S, Driver
+from nanoinfer.cluster.simulate.cluster import REPORT_S, ClusterSettings, Driver, PolicyRouter, Simulation
 from nanoinfer.cluster.simulate.outcome import EverythingSent, Outcome, Report
 from nanoinfer.cluster.simulate.replica import Replica
 from nanoinfer.cluster.simulate.sessions import Segment, Session, Turn, chain
@@ -88,16 +87,8 @@ def test_one_replica_that_never_evicts_hits_what_an_unlimited_cache_would() -> N
 
 
 def run_turns(turns: Sequence[tuple[float, Turn]], config: EngineConfig = CONFIG) -> Outcome:
-    class ToTheOne:
-        def choose(self, request: object) -> int:
-            return 0
-
-        def first_token(self, request: object) -> None: ...
-
-        def end(self, request: object) -> None: ...
-
     clock = Clock()
-    driver = Driver(clock, [ToTheOne()])
+    driver = Driver(clock, [PolicyRouter(RoundRobin(), 1)])
     replica = Replica(0, config, COSTS, clock, driver.told_first_token, driver.told_end)
     return driver.run([replica], [Session(at, (turn,)) for at, turn in turns])
 

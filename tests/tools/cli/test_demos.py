@@ -53,16 +53,6 @@ def test_paged_shows_every_step_and_ends_with_the_engines_tokens(capsys: pytest.
         assert (tokens[3], positions[3], lengths[3], slots[3]) == (0, 0, 0, -1)
         assert lengths[:3] == [position + 1 for position in positions[:3]]
         assert [slot % 4 for slot in slots[:3]] == [position % 4 for position in positions[:3]]
-    for drafts in out.split("Drafts in a ")[1:]:
-        counts = [list(map(int, re.findall(r"(\d+) of \d+", row))) for row in drafts.splitlines()]
-        made = [9 + sum(column) for column in zip(*(row for row in counts if len(row) == 3), strict=True)]
-        assert sum(made) > 3 * 9, "no draft is accepted"
-        assert f"8 passes after the prefill: {', '.join(map(str, made))} tokens, equal to the engine's." in drafts
-
-
-def test_paged_takes_as_many_passes_with_drafts_as_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(["demo", "paged", "--max-total-tokens", "32"], capsys)
-    assert (code, out.count("2 passes after the prefill")) == (0, 2)
 
 
 def test_paged_fails_when_the_tokens_differ(
@@ -71,7 +61,7 @@ def test_paged_fails_when_the_tokens_differ(
     forward = GeneratorTorch.forward_tensor
     monkeypatch.setattr(GeneratorTorch, "forward_tensor", lambda *args, **kwargs: -forward(*args, **kwargs))
     code, out, _ = run(["demo", "paged", "--steps", "2", "--block-size", "16"], capsys)
-    assert (code, out.count("DIFFERENT")) == (1, 3 + 2)
+    assert (code, out.count("DIFFERENT")) == (1, 3)
 
 
 def test_sessions_are_the_run_of_the_seed(story: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +102,9 @@ def test_restart_continues_a_chat_from_files(tmp_path: Path, capsys: pytest.Capt
 def test_a_demo_needs_a_tokenizer(
     what: str, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run(["demo", what, "--model", str(checkpoint("llama"))], capsys)
+    model = str(checkpoint("llama"))
+    capsys.readouterr()  # a bar, while it was written
+    code, out, err = run(["demo", what, "--model", model], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "tokenizer" in err
 

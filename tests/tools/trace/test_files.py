@@ -50,24 +50,6 @@ def test_the_same_run_gives_the_same_file_but_for_times(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
-    engine = make_engine(chunked_prefill_size=4)
-    with record(engine) as trace:
-        serve(engine, "abcdefg", "xyz", max_new_tokens=3)
-    document = saved(trace, tmp_path / "1.json") | {"version": 1}
-    for name in ("drafter", "num_draft_tokens"):
-        del document["engine"][name]
-    for request in document["requests"]:
-        del request["drafted_tokens"], request["accepted_tokens"]
-    for event in document["events"]:
-        for entry in event.get("batch", ()):
-            entry[4:] = [entry[4][0] if entry[4] else None, entry[5]]
-    (tmp_path / "1.json").write_text(json.dumps(document))
-    loaded = Trace.load(tmp_path / "1.json")
-    assert loaded.describe() == trace.describe()
-    assert saved(loaded, tmp_path / "2.json")["version"] == 2
-
-
 def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     def apply(document: dict[str, Any]) -> None:
         *way, last = path.split(".")
