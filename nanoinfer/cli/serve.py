@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds to finish requests at the end (default: 30)",
     )
-    add("--max-connections", type=int, default=4096, metavar="N", help="most open connections (default: 4096)")
+    add("--max-requests", type=int, default=4096, metavar="N", help="most requests at a time (default: 4096)")
     add("--show-prompts", action="store_true", help="the log has prompts, and the live page shows everybody's")
     add("--event-block-size", type=int, metavar="N", help="/block_events tells what the tree holds, in such blocks")
     add_cluster_options(parser)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         served_model_name=args.served_model_name or args.model,
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
-        max_connections=args.max_connections,
+        max_requests=args.max_requests,
     )
     check_cluster_options(args)
     raise_open_files_limit()

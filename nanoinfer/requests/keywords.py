@@ -72,7 +72,8 @@ def with_aliases(called: C, more: Iterable[str] = ()) -> C:
         for name in [name for name in given if name not in known]:
             if (ours := ALIASES.get(name)) is None or ours not in known:
                 near = ", ".join(nearest(name, known))
-                raise UnknownArgumentError(f"{title}: no argument {name!r}; the nearest: {near}")
+                ask = f"the nearest: {near}" if near else f"help({title.split('.')[0]}) lists all"
+                raise UnknownArgumentError(f"{title}: no argument {name!r}; {ask}")
             if ours in given or ours in named[: len(args)]:
                 raise UnknownArgumentError(f"{title}: {name} is another name of {ours}, which is given as well")
             given[ours] = given.pop(name)
@@ -82,6 +83,6 @@ def with_aliases(called: C, more: Iterable[str] = ()) -> C:
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> list[str]:
-    """At most three names of `known` that are similar to `name`, or have a similar alias; all of them if none is."""
+    """At most three names of `known` that are similar to `name`, or have a similar alias."""
     ours = {each: each for each in known} | {alias: own for alias, own in ALIASES.items() if own in known}
-    return [*dict.fromkeys(ours[close] for close in get_close_matches(name[:LONGEST], ours, 3))] or [*known]
+    return [*dict.fromkeys(ours[close] for close in get_close_matches(name[:LONGEST], ours, 3))]

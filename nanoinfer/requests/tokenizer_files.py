@@ -1,6 +1,7 @@
 """Reads a checkpoint's tokenizer files with transformers, and names a file that cannot be read."""
 
 import json
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.pro
 BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
 BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer then reads like that
 TEKKEN_FILE = "tekken.json"
+_importing = threading.Lock()  # transformers imports its parts when they are asked for, and two threads may not do that
 TEMPLATE_FILE = "chat_template.json"  # transformers reads it only for its processors
 
 
@@ -30,7 +32,8 @@ def read_tokenizer_files(path: Path) -> Any:
     if present[0] == "tokenizer.model" and not (path / present[0]).stat().st_size:  # which transformers would read
         raise UnsupportedModelError(f"{path / present[0]}: is empty")
     try:
-        tokenizer = _read_with_transformers(path)
+        with _importing:
+            tokenizer = _read_with_transformers(path)
     except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
         raise UnsupportedModelError(_problem(path, present[0], error)) from error
     if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():

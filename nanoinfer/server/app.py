@@ -105,7 +105,8 @@ async def _answer(request: Request, error: Exception) -> Response:
     elif isinstance(error.__cause__, ApiError):  # FastAPI has made an HTTPException of it
         answer = error.__cause__
     elif isinstance(error, HTTPException):
-        message = f"{request.method} {request.url.path}: {error.detail}{_right_path(request)}"
+        detail = error.detail if error.__cause__ is None else f"the body is not JSON: {error.__cause__}"
+        message = f"{request.method} {request.url.path}: {detail}{_right_path(request)}"
         answer = ApiError(error.status_code, message, headers=error.headers)
     else:
         answer = as_api_error(error)

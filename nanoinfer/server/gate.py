@@ -21,6 +21,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
         settings = service.settings
+        self._inside = 0  # requests that are being answered
         self._keys, self._hosts = Keys(settings.api_keys), Hosts(settings.allowed_hosts, settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,8 +44,11 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
+        self._inside += 1
         try:
             self._hosts.check(headers, scope["method"])
+            if self._inside > self._service.settings.max_requests and not is_open(scope["path"]):
+                raise ApiError(503, "too many requests at a time", code="overloaded", headers={"retry-after": "1"})
             self._keys.check(scope["path"], headers)
             await self._let_in(scope, self._bounded(headers, receive), noted_send, notes)
         except Exception as error:
@@ -56,6 +60,7 @@ class Gate:
                 raise RuntimeError(f"request {notes.request_id} is cut off") from None
             await send_error(noted_send, answer)
         finally:
+            self._inside -= 1
             self._service.metrics.note_response(notes.status)
             log_request(scope, notes)
 

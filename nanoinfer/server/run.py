@@ -95,7 +95,6 @@ class Server(uvicorn.Server):
 def make_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, out: TextIO | None = None) -> Server:
     """A server for what `make_app` returned. `out`: see Server."""
     service: Service = app.state.service
-    settings = service.settings
     config = uvicorn.Config(
         app,
         host=host,
@@ -109,7 +108,6 @@ def make_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, out: Te
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=settings.max_connections,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=SECONDS_FOR_LAST_ANSWERS,
         backlog=2048,

@@ -9,7 +9,7 @@ from nanoinfer.cache.block_events import check_block_size
 
 WHOLE = (
     *("max_body_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
-    *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_connections"),
+    *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_requests"),
 )
 SECONDS = ("preparation_timeout_s", "drain_timeout_s")
 NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
@@ -40,7 +40,7 @@ class ServerSettings:
     - `max_stop` and `max_stop_chars`: stop strings per request, and characters of each. `max_token_list`: token ids in
       `stop_token_ids` and in `logit_bias`. `max_tools`: tools per request.
     - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
-    - `max_adapters`: loaded adapters. `max_connections`: open connections; others get a 503.
+    - `max_adapters`: loaded adapters. `max_requests`: requests that are being answered; others get a 503.
 
     How long, in seconds:
     - `request_timeout_s`: from arrival to the last token; None: no limit.
@@ -66,7 +66,7 @@ class ServerSettings:
     max_tools: int = 128
     max_unread: int = 256
     max_adapters: int = 64
-    max_connections: int = 4096
+    max_requests: int = 4096
     request_timeout_s: float | None = None
     preparation_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
@@ -85,6 +85,8 @@ class ServerSettings:
             if isinstance(value, str) or not all(isinstance(each, str) and each.strip() for each in value):
                 raise ValueError(f"{name}: must be a list of texts that are not empty")
             object.__setattr__(self, name, tuple(value))
+        if not all(key.isascii() and key.isprintable() and " " not in key for key in self.api_keys):
+            raise ValueError("api_keys: must be visible ASCII characters, which is what a header can have")
         if self.event_block_size is not None:
             check_block_size(self.event_block_size, "event_block_size")
         if self.adapter_root is not None:

@@ -194,12 +194,14 @@ def test_connections_that_end_in_the_middle(small: Running, how: str) -> None:
     small.check_idle()
 
 
-def test_more_connections_than_allowed_are_refused() -> None:
-    with running(patient_app(make_engine(), max_connections=3)) as up:
-        socks = [up.connect() for _ in range(3)]
-        until(lambda: len(up.server.server_state.connections) == 3)
-        assert up.get("/health").status_code == 503
-        for sock in socks:
-            sock.close()
-        until(lambda: not up.server.server_state.connections)
-        assert up.get("/health").status_code == 200
+def test_more_requests_than_allowed_are_refused_but_not_who_asks_for_health() -> None:
+    with gated_server(settings={"max_requests": 1}) as (server, gate, engine):
+        sock = server.connect()
+        send(sock, {**BODY, "max_tokens": 2})
+        until(lambda: in_a_pass(engine))
+        refused = server.get("/v1/models")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert server.get("/health").status_code == 200
+        gate.open()
+        read_all(sock)
+        assert server.get("/v1/models").status_code == 200
