@@ -2,14 +2,9 @@
 
 The scheduler's work is done in advance: every request gets the blocks for all of its tokens. After that, a step is three
 operations on tensors that stay where they are. On an accelerator, the host does not have to look at anything in between.
-
-With drafts, one pass verifies several tokens of each request. Drafts in a line stay where they are: the accepted ones are
-in order, and the next pass writes over the rest. So npu_advance_step_flashattn can move the whole batch on, although each
-request accepts another number of them. Drafts in a tree are moved on by DraftTree and keep_accepted. Either way a draft is
-accepted only if the model has chosen the same token, so the tokens are those of a decode without drafts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,12 +13,9 @@ import torch
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.checks import KVCache, as_integer
-from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
 from nanoinfer.paged.generator import GeneratorTorch
 
 Prompts = Sequence[Sequence[int]]  # token ids
-ProposeLine = Callable[[list[int]], Sequence[int]]  # a request's tokens, the newest included → drafts
-ProposeTree = Callable[[list[int]], DraftTree]
 
 
 @dataclass(frozen=True)
@@ -41,28 +33,6 @@ class Step:
     seq_lens: torch.Tensor  # [R], after this pass; 0 for padding
     block_tables: torch.Tensor  # [R, max_blocks], −1 for unused entries
     sampled_token_ids: torch.Tensor  # [prompts, 1]
-
-
-@dataclass(frozen=True)
-class LinePass:
-    """The inputs and results of one pass with K drafts for each of B requests: copies, int64 on the host."""
-
-    input_tokens: torch.Tensor  # [B, 1 + K]: the newest token, then the drafts
-    input_positions: torch.Tensor  # [B, 1 + K]
-    slots: torch.Tensor  # [B, 1 + K]
-    sampled_token_ids: torch.Tensor  # [B, 1 + K]: the accepted drafts and the token after them, then −1
-    accepted_num: torch.Tensor  # [B]: how many drafts were accepted
-
-
-@dataclass(frozen=True)
-class TreePass:
-    """What one pass did for one request. `tokens` are new: the accepted drafts and the token after them."""
-
-    tree: DraftTree
-    context: int  # tokens before the root
-    slots: list[int]  # where the pass put the K/V of each node; afterwards slots[d] has that of path[d]
-    path: list[int]  # accepted nodes, beginning with the root
-    tokens: list[int]
 
 
 @dataclass(frozen=True)
@@ -90,7 +60,7 @@ def multi_step_decode(
     """
     as_integer("num_steps", num_steps)
     as_integer("num_padding", num_padding, least=0)
-    with _prefilled(generator, pool, prompts, num_steps, f"num_steps={num_steps}", num_padding) as started:
+    with _prefilled(generator, pool, prompts, num_steps, num_padding) as started:
         num_seqs, num_queries = len(started.tables), len(prompts)
         sampled = started.first[:, None]
         seq_lens = torch.zeros(num_seqs, dtype=torch.int64, device=sampled.device)
@@ -111,130 +81,24 @@ def _step(is_prefill: bool, *tensors: torch.Tensor) -> Step:
     return Step(is_prefill, *(tensor.cpu().clone() for tensor in tensors))
 
 
-def decode_with_lines(
-    generator: GeneratorTorch,
-    pool: TokenToKVPool,
-    prompts: Prompts,
-    propose: ProposeLine,
-    num_drafts: int,
-    num_passes: int,
-) -> Iterator[LinePass]:
-    """Prefill all `prompts` (token ids), then run `num_passes` passes with `num_drafts` drafts for each request.
-
-    `propose(tokens)` returns the drafts that follow a request's tokens. The prefill's token is the first of the first pass.
-    Blocks are enough for every draft to be accepted. Blocks and errors as in `multi_step_decode`, and ValueError when
-    `propose` returns another number of drafts.
-    """
-    width, batch_size = 1 + as_integer("num_drafts", num_drafts), len(prompts)
-    with _started(generator, pool, prompts, num_drafts, num_passes) as (started, texts):
-        first = started.first
-        # advance_step moves a request on by its accepted drafts and one more. So it begins one token back, with none.
-        accepted = torch.zeros_like(first)
-        sampled = torch.full((batch_size, width), -1, device=first.device)
-        sampled[:, 0] = first
-        positions = (started.lens[:, None] - 1 + torch.arange(width, device=first.device)).flatten()
-        tokens, seq_lens, slots = (torch.zeros_like(positions) for _ in range(3))
-        for _ in range(num_passes):
-            drafts = torch.tensor([_drafts(propose(list(text)), num_drafts) for text in texts], device=first.device)
-            npu_advance_step_flashattn(
-                *(tokens, sampled, positions, seq_lens, slots, started.tables, batch_size, batch_size, pool.page_size),
-                spec_token=drafts,
-                accepted_num=accepted,
-            )
-            logits = generator.forward_tensor(
-                *(tokens, positions, False, started.kv_cache, started.tables, slots),
-                seq_lens.view(batch_size, width)[:, -1],
-                started.in_the_end,
-                q_lens=[width] * batch_size,
-            )
-            chosen = logits.argmax(-1).view(batch_size, width)
-            accepted = (drafts == chosen[:, :-1]).long().cumprod(1).sum(1)  # up to the first that differs
-            sampled = chosen.masked_fill(torch.arange(width, device=first.device) > accepted[:, None], -1)
-            for text, row in zip(texts, sampled.tolist(), strict=True):
-                text += [token for token in row if token >= 0]
-            inputs = (tensor.view(batch_size, width) for tensor in (tokens, positions, slots))
-            yield LinePass(*(tensor.cpu().clone() for tensor in (*inputs, sampled, accepted)))
-
-
-def decode_with_trees(
-    generator: GeneratorTorch,
-    pool: TokenToKVPool,
-    prompts: Prompts,
-    propose: ProposeTree,
-    max_drafts: int,
-    num_passes: int,
-) -> Iterator[list[TreePass]]:
-    """Prefill all `prompts` (token ids), then run `num_passes` passes with a tree of drafts for each request.
-
-    `propose(tokens)` returns a tree: its root is the last of the tokens, and it has at most `max_drafts` nodes below. A
-    root alone is fine. Yields what each pass did, request by request. Blocks and errors as in `decode_with_lines`, and
-    ValueError for a tree that is too large or has another root.
-    """
-    as_integer("max_drafts", max_drafts)
-    with _started(generator, pool, prompts, max_drafts, num_passes) as (started, texts):
-        kv_cache, tables = started.kv_cache, started.tables
-        contexts = [len(prompt) for prompt in prompts]
-        for _ in range(num_passes):
-            trees = [propose(list(text)) for text in texts]
-            for tree, text in zip(trees, texts, strict=True):
-                _check_tree(tree, text[-1], max_drafts)
-            inputs = tree_inputs(trees, contexts, tables, pool.page_size)
-            logits = generator.forward_tensor(
-                is_prefill=False, kv_cache=kv_cache, block_tables=tables, max_seq_len=started.in_the_end, **inputs
-            )
-            chosen = logits.argmax(-1).split(inputs["q_lens"])
-            verdicts = [tree.accepted(tokens.tolist()) for tree, tokens in zip(trees, chosen, strict=True)]
-            before, contexts = contexts, keep_accepted(kv_cache, tables, contexts, [path for path, _ in verdicts])
-            done = []
-            slots = [part.tolist() for part in inputs["slots"].split(inputs["q_lens"])]
-            for text, tree, context, where, (path, after) in zip(texts, trees, before, slots, verdicts, strict=True):
-                new = [*(tree.tokens[node] for node in path[1:]), after]
-                text += new
-                done.append(TreePass(tree, context, where, path, new))
-            yield done
-
-
-def _drafts(drafts: Sequence[int], num_drafts: int) -> list[int]:
-    if len(drafts) != num_drafts:
-        raise ValueError(f"propose: returned {len(drafts)} drafts, must be num_drafts={num_drafts}")
-    return list(drafts)
-
-
-def _check_tree(tree: DraftTree, newest: int, max_drafts: int) -> None:
-    if tree.tokens[0] != newest:
-        raise ValueError(f"propose: returned a tree with root {tree.tokens[0]}, must be {newest}, the newest token")
-    if len(tree) > 1 + max_drafts:
-        raise ValueError(f"propose: returned a tree of {len(tree) - 1} drafts, must be at most max_drafts={max_drafts}")
-
-
-@contextmanager
-def _started(
-    generator: GeneratorTorch, pool: TokenToKVPool, prompts: Prompts, num_drafts: int, num_passes: int
-) -> Iterator[tuple[_Prefilled, list[list[int]]]]:
-    """Prompts after their prefill, with blocks for drafts that are all accepted; and each request's tokens so far."""
-    growth = as_integer("num_passes", num_passes) * (1 + num_drafts)
-    with _prefilled(generator, pool, prompts, growth, f"num_passes={num_passes} with {num_drafts} drafts") as started:
-        yield started, [[*prompt, token] for prompt, token in zip(prompts, started.first.tolist(), strict=True)]
-
-
 @contextmanager
 def _prefilled(
-    generator: GeneratorTorch, pool: TokenToKVPool, prompts: Prompts, growth: int, cause: str, num_padding: int = 0
+    generator: GeneratorTorch, pool: TokenToKVPool, prompts: Prompts, num_steps: int, num_padding: int
 ) -> Iterator[_Prefilled]:
-    """Check that each prompt can grow by `growth` tokens (`cause`: why it would), reserve blocks for them, and run all
-    prompts in one pass. The blocks go back at the end."""
+    """Check that each prompt can grow by `num_steps` tokens, reserve blocks for them, and run all prompts in one pass. The
+    blocks go back at the end."""
     if not len(prompts):
         raise ValueError("prompts: there are none; decoding needs at least one")
     for i, prompt in enumerate(prompts):
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty")
     lengths, context = [len(prompt) for prompt in prompts], generator.model.max_context_len
-    if (longest := max(lengths) + growth) > context:
+    if (longest := max(lengths) + num_steps) > context:
         raise ValueError(
-            f"{cause}: a prompt of {max(lengths)} tokens would grow to {longest}; must not exceed {context}"
+            f"num_steps={num_steps}: a prompt of {max(lengths)} tokens would grow to {longest}; must not exceed {context}"
         )
     kv_cache, size = generator.pool_as_blocks(pool), pool.page_size
-    now, in_the_end = ([-(-(n + more) // size) for n in lengths] for more in (0, growth))
+    now, in_the_end = ([-(-(n + more) // size) for n in lengths] for more in (0, num_steps))
     reserved = pool.alloc(sum(in_the_end) * size)
     if reserved is None:
         raise ValueError(

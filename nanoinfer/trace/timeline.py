@@ -1,4 +1,4 @@
-"""Draws a trace's timeline: its requests as lanes over steps, or over time. Call it as `viz.timeline`."""
+"""Draws a trace's timeline: its requests as lanes over steps. Call it as `viz.timeline`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -46,21 +46,19 @@ def timeline(
     *,
     title: str | None = None,
     caption: str | None = None,
-    by: str = "step",
     steps: int | None = None,
     labels: Mapping[int, str] | None = None,
     **options: Any,
 ) -> Picture:
     """`viz.timeline`, which documents the options and the errors."""
-    sheet = Sheet(title, f"Requests over {'steps' if by == 'step' else 'time'}", caption=caption)
-    return sheet.picture(draw_timeline(sheet, trace, by=by, width=steps, names=labels or {}, **options))
+    sheet = Sheet(title, "Requests over steps", caption=caption)
+    return sheet.picture(draw_timeline(sheet, trace, width=steps, names=labels or {}, **options))
 
 
 def draw_timeline(
     sheet: Sheet,
     trace: TraceData,
     last: int | None = None,
-    by: str = "step",
     width: int | None = None,
     names: Mapping[int, str] = MappingProxyType({}),
     highlight: int | None = None,
@@ -70,20 +68,10 @@ def draw_timeline(
     steps = [event for event in trace.events if event.is_step]
     if not steps:
         raise ValueError("trace: has no steps yet")
-    if by not in ("step", "time"):
-        raise ValueError(f"by={by!r}: must be 'step' or 'time'")
-    if last is not None and last < 1:
-        raise ValueError(f"last={last!r}: must be at least 1")
     steps = steps[-last:] if last is not None else steps
-    if width is not None and (by != "step" or width < len(steps)):
-        raise ValueError(f"steps={width}: must be at least the {len(steps)} that are drawn, and by='step'")
-    for number in [*names, *([] if highlight is None else [highlight])]:
-        if number not in range(len(trace.requests)):
-            raise ValueError(f"labels, highlight: request {number!r} must be one of 0..{len(trace.requests) - 1}")
     first_step, last_step = steps[0].step, steps[-1].step
-    earliest = 0 if first_step == 1 and by == "time" else first_step  # 0: what waited for less than a step
     drawn, marks = spans(trace)
-    drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= earliest]
+    drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= first_step]
     marks = [mark for mark in marks if mark.step >= first_step]
     lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
@@ -91,27 +79,18 @@ def draw_timeline(
     labels = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
     x0 = sheet.left + max(map(text_width, [*labels, "slots in use" if occupancy else "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
-    if by == "step":
-        low, high = first_step - 0.5, last_step + 0.5 + (width - len(steps) if width is not None else 0)
-    else:
-        low, high = 1e3 * steps[0].time, 1e3 * (steps[-1].time + steps[-1].seconds)
-        if first_step == 1:
-            low = min(low, *(1e3 * span.start for span in drawn))
-    scale = (x1 - x0) / ((high - low) or 1.0)
+    low, high = first_step - 0.5, last_step + 0.5 + (width - len(steps) if width is not None else 0)
+    scale = (x1 - x0) / (high - low)
 
     def place(value: float) -> float:
         return x0 + min(max(value - low, 0.0), high - low) * scale
 
     def ends(span: Span) -> tuple[float, float]:
-        if by == "step":
-            return place(span.first - 0.5), place(span.last + 0.5)
-        return place(1e3 * span.start), place(1e3 * span.end)
+        return place(span.first - 0.5), place(span.last + 0.5)
 
-    in_steps = {e.step: (e.step - 0.5, e.step + 0.5) for e in steps}
-    in_time = {e.step: (1e3 * e.time, 1e3 * (e.time + e.seconds)) for e in steps}
-    where = {step: (place(a), place(b)) for step, (a, b) in (in_steps if by == "step" else in_time).items()}
+    where = {e.step: (place(e.step - 0.5), place(e.step + 0.5)) for e in steps}
     used = _occupancy(sheet, trace, where, x0) if occupancy else ""
-    _axis(sheet, place, low, high, "step" if by == "step" else "ms")
+    _axis(sheet, place, low, high)
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
     for event in steps:
         begin, end = where[event.step]
@@ -132,8 +111,7 @@ def draw_timeline(
             _lane(sheet, [span for span in drawn if span.request == lanes[i]], ends, height)
             for mark in marks:
                 if mark.request == lanes[i]:
-                    at = place(mark.step + 0.5 if by == "step" else 1e3 * mark.time)
-                    _mark(sheet, mark, at, height)
+                    _mark(sheet, mark, place(mark.step + 0.5), height)
         sheet.y += height + (6 if height > 12 else 3)
     sheet.y += 4
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in drawn)]
@@ -145,13 +123,13 @@ def draw_timeline(
     return _alt(trace, steps, drawn, marks, lanes, names) + used
 
 
-def _axis(sheet: Sheet, place: Place, low: float, high: float, unit: str) -> None:
+def _axis(sheet: Sheet, place: Place, low: float, high: float) -> None:
     span = high - low
     distance = next(d for d in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e7) if span / d <= 16)
-    sheet.text(sheet.left, sheet.y + 5, unit, size=SMALL, colour=MUTED)
+    sheet.text(sheet.left, sheet.y + 5, "step", size=SMALL, colour=MUTED)
     at = -(-low // distance) * distance
     while at <= high:
-        if unit != "step" or at >= 1:
+        if at >= 1:
             sheet.text(place(at), sheet.y + 5, f"{at:,.0f}", ha="center", size=SMALL, colour=MUTED)
             sheet.line([place(at), place(at)], [sheet.y + 12, sheet.y + 15], colour=GRID)
         at += distance

@@ -37,7 +37,7 @@ class Trace(TraceData):
         return next(str(text) for event, text in descriptions(self) if event.is_step and event.step == wanted)
 
     def timeline(self, **options: Any) -> "Picture":
-        """Its requests as lanes over steps, or over time. `viz.timeline` documents the options. Needs matplotlib."""
+        """Its requests as lanes over steps. `viz.timeline` documents the options. Needs matplotlib."""
         from nanoinfer.trace.timeline import timeline
 
         return timeline(self, **options)

@@ -8,10 +8,10 @@ from nanoinfer.cache import slot_allocator
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.slot_allocator import SlotAllocator
 from nanoinfer.viz.lettering import SMALL, TINY
-from nanoinfer.viz.palette import INK, MUTED, ROLES, request_style
+from nanoinfer.viz.palette import INK, MUTED, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, slots, span
+from nanoinfer.viz.words import count, span
 
 MOST_BLOCKS = 16
 MOST_MARKS = 26  # of the block that is looked into
@@ -23,40 +23,23 @@ GUTTER = 118.0
 
 def allocator_marks(
     allocator: SlotAllocator | TokenToKVPool | ReqToTokenPool,
-    need_size: int | None = None,
     *,
     title: str | None = None,
     caption: str | None = None,
 ) -> Picture:
     """The marks of an allocator, 1 for free and 0 for taken: one per block above, one per page of the block below.
 
-    The first 1 above is where a search begins, and the first 1 below it is the lowest free page. With `need_size` a second
-    picture beneath: the same marks after `alloc(need_size)`, made on a copy; the pages it takes have a request's colour.
-    `allocator`: a SlotAllocator, or a pool, which has one. Raises ValueError for anything else and for a `need_size` that
-    `alloc` refuses.
+    The first 1 above is where a search begins, and the first 1 below it is the lowest free page. `allocator`: a
+    SlotAllocator, or a pool, which has one.
     """
     found = _allocator(allocator)
     unit = "slot" if found.page_size == 1 else f"page of {found.page_size} slots"
     sheet = Sheet(title, f"One mark per block, one mark per {unit}", caption=caption)
     entries = [(FREE, "1: free"), (TAKEN, "0: in use"), (FOUND, "marked: what the search finds")]
-    first = _lowest_free(found)
-    before = _draw(sheet, found, first, set(), "before" if need_size is not None else "")
-    alt = f"{count(found.size, found.name)}, {found.available_size():,} free; {before}"
-    if need_size is not None:
-        after = _copy(found)
-        taken = after.alloc(need_size)
-        if taken is None:
-            sheet.caption(
-                f"alloc({need_size}) returns None: only {found.available_size():,} are free, and nothing is taken."
-            )
-            alt += f"; alloc({need_size}) returns None"
-        else:
-            pages = {int(slot) // found.page_size for slot in taken}
-            entries.insert(2, (request_style(0), "0: taken now, for the request that asks"))
-            said = _draw(sheet, after, _lowest_free(after), pages, f"after alloc({need_size})", first)
-            alt += f"; alloc({need_size}) takes {slots(taken)}; afterwards {said}"
+    free = np.flatnonzero(found._is_free)
+    said = _draw(sheet, found, int(free[0]) if free.size else None)
     sheet.legend(entries, outline=["marked: what the search finds"])
-    return sheet.picture(alt + ".")
+    return sheet.picture(f"{count(found.size, found.name)}, {found.available_size():,} free; {said}.")
 
 
 def _allocator(given: object) -> SlotAllocator:
@@ -67,33 +50,15 @@ def _allocator(given: object) -> SlotAllocator:
     return cast(SlotAllocator, found)
 
 
-def _copy(allocator: SlotAllocator) -> SlotAllocator:
-    """Another with the same marks."""
-    other = type(allocator)(allocator.size, allocator.page_size, allocator.name)
-    other._is_free[:], other._in_tree[:] = allocator._is_free, allocator._in_tree
-    other._block_is_free[:] = allocator._block_is_free
-    other._available = allocator._available
-    return other
-
-
 def _block_size(allocator: SlotAllocator) -> int:
     """Pages in a block, as the class's own module or notebook has it."""
     namespace = getattr(type(allocator).alloc, "__globals__", vars(slot_allocator))
     return int(namespace.get("BLOCK", slot_allocator.BLOCK))
 
 
-def _lowest_free(allocator: SlotAllocator) -> int | None:
-    free = np.flatnonzero(allocator._is_free)
-    return int(free[0]) if free.size else None
-
-
-def _draw(
-    sheet: Sheet, allocator: SlotAllocator, first: int | None, taken: set[int], heading: str, window: int | None = None
-) -> str:
-    """The marks of blocks and those of one block's pages; returns them in words. `window`: where the pages drawn begin."""
+def _draw(sheet: Sheet, allocator: SlotAllocator, first: int | None) -> str:
+    """The marks of blocks and those of the pages of the one with the lowest free page; returns them in words."""
     block_size, marks = _block_size(allocator), allocator._is_free
-    if heading:
-        sheet.heading(heading)
     blocks = allocator._block_is_free
     shown = min(len(blocks), MOST_BLOCKS)
     x0, width, y = sheet.left + GUTTER, 44.0, sheet.y
@@ -111,12 +76,11 @@ def _draw(
         sheet.text(x0 + (i + 0.5) * width, y + 32, name, size=TINY, colour=MUTED, ha="center")
     if shown < len(blocks):
         sheet.text(x0 + shown * width + 6, y + 12, f"… {len(blocks) - shown:,} more", size=TINY, colour=MUTED)
-    looked = window if window is not None else first
-    if looked is None:
+    if first is None:
         sheet.y = y + 48
         return f"no page is free, and {_blocks(blocks)}"
-    block = looked // block_size
-    start = max(block * block_size, looked - BEFORE)
+    block = first // block_size
+    start = max(block * block_size, first - BEFORE)
     end = min((block + 1) * block_size, len(marks), start + MOST_MARKS)
     cell = min(28.0, (sheet.right - x0 - 80) / (end - start))
     low = y + 72
@@ -126,19 +90,17 @@ def _draw(
             sheet.line([left, to], [y + 40, low - 16], colour=MUTED, line=0.8, style=":")
     sheet.text(sheet.left, low + 12, f"block {block}: its marks", size=SMALL)
     for i in range(start, end):
-        style = request_style(0) if i in taken else FREE if marks[i] else TAKEN
+        style = FREE if marks[i] else TAKEN
         x = x0 + (i - start) * cell
         sheet.cell(x, low, cell, 24, style, "1" if marks[i] else "0", edge="#8a8a8a", name=f"mark {i}")
         if (i - start) % 2 == 0 or cell > 26:
             sheet.text(x + cell / 2, low - 7, str(i), size=TINY, colour=MUTED, ha="center", width=cell * 2)
-    if first is not None and start <= first < end:
-        x = x0 + (first - start) * cell
-        sheet.rect(x + 1, low + 1, cell - 2, 22, edge=FOUND.face, line=2.4, over=True, name="found mark")
+    x = x0 + (first - start) * cell
+    sheet.rect(x + 1, low + 1, cell - 2, 22, edge=FOUND.face, line=2.4, over=True, name="found mark")
     if end < min((block + 1) * block_size, len(marks)):
         sheet.text(x0 + (end - start) * cell + 6, low + 12, "…", colour=MUTED)
     sheet.y = low + 40
-    lowest = "none is free" if first is None else f"first free mark {first} in block {found}"
-    return f"{_blocks(blocks)}; {lowest}"
+    return f"{_blocks(blocks)}; first free mark {first} in block {found}"
 
 
 def _blocks(blocks: np.ndarray) -> str:

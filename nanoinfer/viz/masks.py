@@ -12,8 +12,8 @@ from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 
-MOST_CELLS = 32  # keys drawn one by one, and queries
-MOST_LINES = 240  # queries drawn as lines; of more, every k-th stands for k
+MOST_CELLS = 32  # keys drawn one by one
+MOST_NEW = 26  # of them new ones, and so many queries
 GUTTER = 56.0  # left of a mask, for the positions of its queries
 WIDEST = 56.0  # column, where there is room to write the keys' texts above their columns
 TEXT_ROOM = 44.0  # more, for their texts
@@ -65,7 +65,7 @@ def extend_mask(
     if m.shown < m.batch_size:
         sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
     note = "Down: the new tokens, as queries. Across: all tokens of the sequence, as keys. Numbers: positions."
-    if m.tokens is not None and any(mask.in_cells for mask in masks) and any("·" in text for text in m.tokens):
+    if m.tokens is not None and any("·" in text for text in m.tokens):
         note += f" {SPACE_NOTE}"
     sheet.caption(note, size=SMALL)
     return sheet.picture(_alt(m, sliding_window))
@@ -83,7 +83,7 @@ def _alt(m: Facts, window: int | None) -> str:
 
 
 class _Mask:
-    """One request's rectangle. In cells while its new tokens are few, a long prefix from both ends; else to scale."""
+    """One request's rectangle. A long prefix, and many new tokens, are drawn from both ends."""
 
     def __init__(self, sheet: Sheet, m: Facts, i: int, window: int | None):
         self.sheet, self.m, self.i, self.window = sheet, m, i, window
@@ -91,33 +91,29 @@ class _Mask:
         self.prefix, self.new, self.seq = m.prefixes[i], m.new_lens[i], m.seq_lens[i]
         self.gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
         self.title = f"{m.labels[i]}: {self.new:,} new, {self.prefix:,} in the prefix"
-        self.columns: list[int | None] = []
         room = sheet.right - sheet.left - self.gutter
-        self.in_cells = self.new <= MOST_CELLS - 6
-        if self.in_cells:
-            share = MOST_CELLS - self.new if self.seq > MOST_CELLS else self.prefix
-            self.columns = [*abridged(self.prefix, share), *range(self.prefix, self.seq)]
-            self.cell = self.wide = min(24.0, room / len(self.columns), 320 / self.new)
-            texts = [] if m.tokens is None or m.shown > 1 else [self._text(k) for k in self.columns]
-            if texts and max(text_width(drawable(text), TINY) for text in texts) + 6 <= room / len(self.columns):
-                self.wide = min(WIDEST, room / len(self.columns))
-        across = self.wide * len(self.columns) if self.in_cells else room - 20
-        self.width = max(self.gutter + across, text_width(self.title, weight="bold") + 6)
+        self.queries = abridged(self.new, MOST_NEW)
+        share = MOST_CELLS - len(self.queries) if self.seq > MOST_CELLS else self.prefix
+        new = [None if q is None else self.prefix + q for q in self.queries]
+        self.columns = [*abridged(self.prefix, share), *new]
+        self.cell = self.wide = min(24.0, room / len(self.columns), 320 / len(new))
+        texts = [] if m.tokens is None or m.shown > 1 else [self._text(k) for k in self.columns]
+        if texts and max(text_width(drawable(text), TINY) for text in texts) + 6 <= room / len(self.columns):
+            self.wide = min(WIDEST, room / len(self.columns))
+        self.width = max(self.gutter + self.wide * len(self.columns), text_width(self.title, weight="bold") + 6)
 
     def _text(self, key: int | None) -> str:
         return "" if key is None else self.m.token(self.i, key)[:7]
-
-    def draw(self, x: float, y: float) -> float:
-        """Returns where it ends."""
-        self.sheet.text(x, y + 8, self.title, weight="bold")
-        return (self._cells if self.in_cells else self._to_scale)(x + self.gutter, y + 22)
 
     def _seen(self, position: int) -> tuple[int, int]:
         """The keys that the query at `position` sees: from, to (exclusive)."""
         return max(0, position + 1 - self.window) if self.window else 0, position + 1
 
-    def _cells(self, x0: float, y: float) -> float:
+    def draw(self, x: float, y: float) -> float:
+        """Returns where it ends."""
         sheet, m, cell, wide = self.sheet, self.m, self.cell, self.wide
+        sheet.text(x, y + 8, self.title, weight="bold")
+        x0, y = x + self.gutter, y + 22
         if m.tokens is not None:
             above = wide > cell  # texts have room above their columns
             y += 14 if above else 38
@@ -132,8 +128,12 @@ class _Mask:
             sheet.text(x0 + (c + 0.5) * wide, y + 6, label, size=TINY, colour=MUTED, ha="center", width=wide + 2)
         sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
         y += 13
-        for q in range(self.new):
-            position, top = self.prefix + q, y + q * cell
+        for row, q in enumerate(self.queries):
+            top = y + row * cell
+            if q is None:
+                sheet.text(x0 - 6, top + cell / 2, "…", size=TINY, colour=MUTED, ha="right")
+                continue
+            position = self.prefix + q
             sheet.text(x0 - 6, top + cell / 2, str(position), size=TINY, colour=MUTED, ha="right")
             if m.tokens is not None:
                 sheet.text(
@@ -143,9 +143,9 @@ class _Mask:
                 left, right = (k, k + 1) if k is not None else self._left_out(c)
                 self._cell(x0 + c * wide, top, left, right, position)
         if self.prefix:
-            border = x0 + wide * (len(self.columns) - self.new)
-            sheet.line([border, border], [y - 4, y + self.new * cell + 3], colour=INK, line=2)
-        return y + self.new * cell + 18
+            border = x0 + wide * (len(self.columns) - len(self.queries))
+            sheet.line([border, border], [y - 4, y + len(self.queries) * cell + 3], colour=INK, line=2)
+        return y + len(self.queries) * cell + 18
 
     def _left_out(self, column: int) -> tuple[int, int]:
         """The keys that the column `…` stands for."""
@@ -163,41 +163,6 @@ class _Mask:
         self.sheet.rect(x, y, self.wide, self.cell, style, edge="#ffffff", name=name)
         if 0 < hidden < 1:
             self.sheet.rect(x, y, self.wide * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
-
-    def _to_scale(self, x0: float, y: float) -> float:
-        """Lines instead of cells. A prefix much longer than what is new gets less than its share of the width."""
-        sheet, prefix, new, seq = self.sheet, self.prefix, self.new, self.seq
-        room = self.width - self.gutter
-        break_x = room * (prefix / seq if prefix <= 2 * new else 0.5)
-        height = float(min(max(new * 3, 60), 240))
-
-        def place(key: int) -> float:
-            if key <= prefix:
-                return x0 + break_x * key / max(prefix, 1)
-            return x0 + break_x + (room - break_x) * (key - prefix) / new
-
-        sheet.rect(x0, y, room, height, ROLES["hidden"])
-        step = -(-new // MOST_LINES)
-        for q in range(0, new, step):
-            position, top, tall = prefix + q, y + height * q / new, height * min(step, new - q) / new
-            low, high = self._seen(position)
-            parts = (("prefix", self.earlier, low, min(high, prefix)), ("new", ROLES["new"], max(low, prefix), high))
-            for part, style, left, right in parts:
-                if left < right:
-                    name = f"lines {self.i} {position} {part}"
-                    plain = style._replace(hatch="")  # a line is too thin for one
-                    sheet.rect(place(left), top, place(right) - place(left), tall + 0.3, plain, name=name)
-        for position, at in ((prefix, y + 6), (seq - 1, y + height - 6)):
-            sheet.text(x0 - 6, at, f"{position:,}", size=TINY, colour=MUTED, ha="right")
-        for key in dict.fromkeys((0, prefix, seq)):
-            sheet.text(
-                place(key), y + height + 9, f"{key:,}", size=TINY, colour=MUTED, ha="right" if key == seq else "center"
-            )
-        if prefix:
-            sheet.line([x0 + break_x] * 2, [y - 4, y + height + 3], colour=INK, line=2)
-        if prefix > 2 * new:
-            sheet.text(x0 + break_x / 2, y + height + 9, "prefix, not to scale", size=TINY, colour=MUTED, ha="center")
-        return y + height + 30
 
 
 def attention_mask(

@@ -1,8 +1,10 @@
 """input_metadata: the fields of an InputMetadata, over the tokens that they are about, and in words."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 
 import numpy as np
+import torch
 
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
@@ -23,26 +25,8 @@ TABLE = (
 )
 PER_NEW_TOKEN = ("positions", "out_cache_loc", "qo_indptr")
 PER_TOKEN = ("kv_indices", "kv_indptr")
-SINGLE = (
-    "forward_mode",
-    "batch_size",
-    "total_num_tokens",
-    "max_seq_len",
-    "max_extend_len",
-    "other_kv_index",
-    "out_cache_cont_start",
-    "out_cache_cont_end",
-    "return_normalized_logprob",
-    "req_to_token_pool",
-    "token_to_kv_pool",
-    "batch",
-    "logit_rows",
-    "only_likeliest",
-    "adapters",
-    "attention_mask",
-    "attention_backend",
-    "attention_plan",
-)
+ELSEWHERE = (*PER_NEW_TOKEN, *PER_TOKEN, *TABLE, "model_runner")
+SINGLE = tuple(field.name for field in dataclass_fields(InputMetadata) if field.name not in ELSEWHERE)
 ALL = (*PER_NEW_TOKEN, *PER_TOKEN, *TABLE, *SINGLE)
 USUAL = (*PER_NEW_TOKEN, *PER_TOKEN, "req_pool_indices", "seq_lens", "prefix_lens")
 
@@ -51,8 +35,6 @@ def drawn_fields(m: Facts, fields: Sequence[str] | None) -> set[str]:
     """The fields to draw."""
     if fields == "all":
         return set(ALL)
-    if isinstance(fields, str) or not isinstance(fields, Sequence | None):
-        raise ValueError(f"fields={fields!r}: must be names of fields, 'all' or None")
     for name in fields or ():
         if name not in ALL:
             raise ValueError(f"fields: {name!r} must be one of {', '.join(ALL)}")
@@ -66,26 +48,11 @@ def sharers_of(m: Facts) -> dict[int, list[int]]:
 
 
 def single_value(of: InputMetadata, name: str) -> str:
-    """A field of the whole pass as text."""
+    """A field of the whole pass as text: of a tensor its shape, of an object its class."""
     value = getattr(of, name)
-    if value is None:
-        return "None"
-    objects = {"attention_backend": "the model runner's", "attention_plan": "the backend's"}
-    match name:
-        case "forward_mode":
-            return str(of.forward_mode.name)
-        case "req_to_token_pool":
-            return f"{value.size:,} rows × {value.max_context_len:,}"
-        case "token_to_kv_pool":
-            return f"{value.size:,} slots, page_size={value.page_size}"
-        case "logit_rows":
-            return short(value.tolist())
-        case "adapters":
-            used = sorted({place for place in value.of_rows.tolist() if place >= 0})
-            return f"in places {short(used)}"
-        case "attention_mask":
-            return str(list(value.shape))
-    return objects.get(name, str(value))
+    if isinstance(value, torch.Tensor):
+        return str([*value.shape])
+    return str(value) if value is None or isinstance(value, int | str) else type(value).__name__
 
 
 def in_words(m: Facts, drawn: Collection[str], sharers: Mapping[int, object]) -> str:

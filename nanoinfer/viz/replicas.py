@@ -27,11 +27,9 @@ def replicas(
     and `running` and `waiting` (requests when the pass begins), such as `ReplicaPass`.
 
     Above, a bar per pass that computes prompts; below, the requests. `until` and `most_requests`: the scales, so that
-    several pictures can be compared. `ends`: when a replica died. ValueError for no passes.
+    several pictures can be compared. `ends`: when a replica died.
     """
     everything = [each for of in passes.values() for each in of]
-    if not everything:
-        raise ValueError("passes: must have at least one")
     last = max(each.end for each in everything) if until is None else until
     tallest = max(each.cached + each.computed for each in everything) or 1.0
     most = max(each.running + each.waiting for each in everything) if most_requests is None else most_requests

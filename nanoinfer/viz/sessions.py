@@ -24,15 +24,12 @@ def session_steps(
     """Requests (down) × decode passes (across), filled where the request was computed; below, the rows of each pass.
 
     `steps`: what `OfflineScheduler.step` returned, {request id: token id}, in order; {} is a step without a pass.
-    `max_rows`: rows that a pass may have; what is not used of them is drawn, too. Raises ValueError for no steps, and for a
-    pass with more rows than `max_rows`.
+    `max_rows`: rows that a pass may have; what is not used of them is drawn, too. Raises ValueError for no steps.
     """
     ids = sorted({request_id for step in steps for request_id in step})
     if not ids:
         raise ValueError("steps: must have at least one with a token")
     rows = [len(step) for step in steps]
-    if max_rows is not None and max(rows) > max_rows:
-        raise ValueError(f"max_rows={max_rows}: steps[{rows.index(max(rows))}] has {max(rows)} rows")
     names = {request_id: f"request {request_id}" for request_id in ids}
 
     sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)

@@ -16,7 +16,6 @@ from nanoinfer.viz.words import ENDS_NOTE, count, is_a, slots, visible_ends
 
 MOST_CHILDREN = 10  # of one node
 MOST_NODES = 28
-TOP_LEVELS, LAST_LEVELS = 8, 4  # of a tree deeper than both together
 
 
 @dataclass
@@ -61,9 +60,8 @@ def path_to(node: TreeNode) -> list[TreeNode]:
 
 def boxes(tree: RadixCache, wanted: Iterable[TreeNode]) -> Box:
     """The tree as boxes, level by level as long as there is room; of many children those that lead to `wanted` or are
-    locked, then the oldest. Of a very deep tree the upper levels and the end of its deepest path."""
+    locked, then the oldest."""
     important = {id(ancestor) for node in wanted for ancestor in path_to(node)}
-    depth_below = _depth_below(tree.root)
     root, drawn = Box(tree.root, 0), 0
     level = [root]
     while level:
@@ -71,9 +69,6 @@ def boxes(tree: RadixCache, wanted: Iterable[TreeNode]) -> Box:
         for box in sorted(level, key=lambda box: id(box.node) not in important):
             assert box.node is not None
             children = list(box.node.children.values())
-            if box.depth == TOP_LEVELS and depth_below[id(box.node)] > LAST_LEVELS + 1:
-                _end_of_deepest_path(box, depth_below)
-                continue
             shown = _most_important(children, min(MOST_CHILDREN, MOST_NODES - drawn), important)
             drawn += len(shown)
             box.children = [Box(child, box.depth + 1) for child in shown]
@@ -92,31 +87,6 @@ def _most_important(children: Sequence[TreeNode], room: int, important: Collecti
     ranked = sorted(children, key=lambda child: (id(child) not in important, not child.lock_ref))
     kept = ranked[: max(room - 1, 0)]
     return [child for child in children if any(child is other for other in kept)]
-
-
-def _end_of_deepest_path(box: Box, depth_below: dict[int, int]) -> None:
-    """Give `box` one child for all that is left out below it, and that one the last nodes of the deepest path."""
-    assert box.node is not None
-    node, path = box.node, list[TreeNode]()
-    while node.children:
-        node = max(node.children.values(), key=lambda child: depth_below[id(child)])
-        path.append(node)
-    ending = path[-LAST_LEVELS:]
-    kept = set(map(id, ending))
-    below = _subtrees(list(box.node.children.values()))
-    parent = Box(None, box.depth + 1, left_out=[node for node in below if id(node) not in kept])
-    box.children = [parent]
-    for node in ending:
-        parent.children = [Box(node, parent.depth + 1)]
-        parent = parent.children[0]
-
-
-def _depth_below(root: TreeNode) -> dict[int, int]:
-    """Levels below each node, by its `id`: 0 for a leaf."""
-    below: dict[int, int] = {}
-    for node in [*reversed(_subtrees([root]))]:  # children before parents
-        below[id(node)] = max((below[id(child)] + 1 for child in node.children.values()), default=0)
-    return below
 
 
 def _subtrees(nodes: Sequence[TreeNode]) -> list[TreeNode]:

@@ -1,7 +1,6 @@
 """What a trace says and draws: a sentence for everything that happened, whose counts add up, spans, and timelines."""
 
 import re
-from typing import Any
 
 import pytest
 from matplotlib.colors import to_rgba
@@ -100,12 +99,11 @@ def test_every_step_of_a_request_lies_in_exactly_one_span(busy: Trace, drafted: 
     assert counts == [(0, 4, 3, 3, 2), (1, 1, 1, 0, 0)]
 
 
-@pytest.mark.parametrize("by", ["step", "time"])
-def test_a_timeline_draws_a_lane_a_request_and_each_span(busy: Trace, by: str) -> None:
-    picture = viz.timeline(busy, by=by)
+def test_a_timeline_draws_a_lane_a_request_and_each_span(busy: Trace) -> None:
+    picture = viz.timeline(busy)
     assert len(named(picture, "pass ")) == len(busy)
     for phase in ("waiting", "extend", "decode", "idle", "retracted", "paused"):
-        wanted = [s for s in spans(busy)[0] if s.phase == phase and (by == "time" or s.last >= s.first)]
+        wanted = [s for s in spans(busy)[0] if s.phase == phase and s.last >= s.first]
         assert len(named(picture, f"{phase} ")) == len(wanted)
     assert [request.name for request in busy.requests] == [t for t in texts(picture) if t.startswith("request")]
     assert_readable(picture)
@@ -128,8 +126,8 @@ def test_a_timeline_of_some_steps_on_an_axis_of_more_names_and_marks_lanes(busy:
 
 
 def test_the_pools_occupancy_is_drawn_over_the_same_steps(busy: Trace) -> None:
-    for options in ({}, {"by": "time"}, {"last": 4}):
-        picture = viz.timeline(busy, occupancy=True, **options)
+    for last in (None, 4):
+        picture = viz.timeline(busy, occupancy=True, last=last)
         (pool,) = named(picture, "pool")
         for event, state in busy.states():
             bars = [
@@ -157,15 +155,6 @@ def test_a_pass_that_was_never_made_has_a_look_of_its_own_and_without_steps_ther
         with pytest.raises(RuntimeError, match="no plan"):
             engine.step()
     assert "failed pass" in texts(viz.timeline(trace))
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [({"last": 0}, "last=0"), ({"by": "day"}, "by='day'"), ({"steps": 3}, "steps=3"), ({"highlight": 99}, "99")],
-)
-def test_a_timeline_refuses_what_it_cannot_draw(busy: Trace, fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        viz.timeline(busy, **fields)
 
 
 def test_a_failing_verify_has_drafts_and_no_tokens() -> None:

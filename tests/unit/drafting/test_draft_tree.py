@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.paged.by_hand import decode_with_lines, decode_with_trees
+from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
 from nanoinfer.paged.generator import GeneratorTorch
 
@@ -171,31 +172,55 @@ def some_right(expected: Sequence[Sequence[int]], num_drafts: int) -> Callable[[
     return propose
 
 
+def prefilled(generator: GeneratorTorch, pool: TokenToKVPool) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """PROMPTS after their prefill: the cache, block tables of all blocks in turn, lengths, and the first tokens [B]."""
+    kv_cache, size, lens = generator.pool_as_blocks(pool), pool.page_size, torch.tensor(list(map(len, PROMPTS)))
+    tables = torch.arange(pool.size // size // len(PROMPTS) * len(PROMPTS)).view(-1, len(PROMPTS)).T.contiguous()
+    positions = torch.cat([torch.arange(length) for length in lens.tolist()])
+    rows = torch.arange(len(PROMPTS)).repeat_interleave(lens)
+    slots = tables[rows, positions // size] * size + positions % size
+    ids = torch.tensor([token for prompt in PROMPTS for token in prompt])
+    last = lens.cumsum(0) - 1
+    logits = generator.forward_tensor(ids, positions, True, kv_cache, tables, slots, lens, int(lens.max()), last)
+    return kv_cache, tables, lens, logits.argmax(-1)
+
+
 @pytest.mark.parametrize(("block_size", "num_drafts"), [(1, 1), (4, 3), (16, 4)])
 def test_advance_step_moves_a_batch_on_past_its_accepted_drafts(
     block_size: int, num_drafts: int, llm: LLM, generator: GeneratorTorch, expected: list[list[int]]
 ) -> None:
-    pool = llm.model.new_kv_pool(256 // block_size * block_size, block_size)
-    propose = some_right(expected, num_drafts)
-    passes = list(decode_with_lines(generator, pool, PROMPTS, propose, num_drafts, num_passes=6))
-    texts = [[*prompt, int(token)] for prompt, token in zip(PROMPTS, passes[0].input_tokens[:, 0], strict=True)]
-    for each in passes:
+    pool = llm.model.new_kv_pool(192, block_size)
+    kv_cache, tables, lens, first = prefilled(generator, pool)
+    propose, width, batch = some_right(expected, num_drafts), 1 + num_drafts, len(PROMPTS)
+    texts = [[*prompt, token] for prompt, token in zip(PROMPTS, first.tolist(), strict=True)]
+    # advance_step moves a request on by its accepted drafts and one more. So it begins one token back, with none.
+    accepted, counts = torch.zeros_like(first), list[int]()
+    sampled = torch.full((batch, width), -1)
+    sampled[:, 0] = first
+    positions = (lens[:, None] - 1 + torch.arange(width)).flatten()
+    tokens, seq_lens, slots = (torch.zeros_like(positions) for _ in range(3))
+    for _ in range(6):
+        drafts = torch.tensor([propose(text) for text in texts])
+        before = (tokens, sampled, positions, seq_lens, slots, tables, batch, batch, block_size)
+        npu_advance_step_flashattn(*before, spec_token=drafts, accepted_num=accepted)
+        lengths = seq_lens.view(batch, width)[:, -1]
+        logits = generator.forward_tensor(
+            tokens, positions, False, kv_cache, tables, slots, lengths, 64, q_lens=[width] * batch
+        )
+        chosen = logits.argmax(-1).view(batch, width)
+        accepted = (drafts == chosen[:, :-1]).long().cumprod(1).sum(1)  # up to the first that differs
+        sampled = chosen.masked_fill(torch.arange(width) > accepted[:, None], -1)
         for i, text in enumerate(texts):
-            drafts = propose(text)
-            right = known(expected, text)
-            accepted = 0
-            while accepted < num_drafts and drafts[accepted] == right[accepted]:
-                accepted += 1
-            assert each.input_tokens[i].tolist() == [text[-1], *drafts]
-            assert each.input_positions[i].tolist() == list(range(len(text) - 1, len(text) + num_drafts))
-            assert (each.slots[i] % block_size == each.input_positions[i] % block_size).all()
-            assert int(each.accepted_num[i]) == accepted
-            new = right[: accepted + 1]
-            assert each.sampled_token_ids[i].tolist() == [*new, *[-1] * (num_drafts - accepted)]
-            text += new
-    accepted = torch.cat([each.accepted_num for each in passes])
-    assert 0 < accepted.sum() < num_drafts * len(accepted), "some, but not all"
-    assert pool.available_size() == pool.size
+            right, where = known(expected, text), slice(i * width, (i + 1) * width)
+            number = next((k for k in range(num_drafts) if int(drafts[i, k]) != right[k]), num_drafts)
+            assert tokens[where].tolist() == [text[-1], *drafts[i].tolist()]
+            assert positions[where].tolist() == list(range(len(text) - 1, len(text) + num_drafts))
+            assert (slots[where] % block_size == positions[where] % block_size).all()
+            assert int(accepted[i]) == number
+            assert sampled[i].tolist() == [*right[: number + 1], *[-1] * (num_drafts - number)]
+            text += right[: number + 1]
+            counts.append(number)
+    assert 0 < sum(counts) < num_drafts * len(counts), "some, but not all"
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
@@ -213,36 +238,23 @@ def test_trees_of_several_requests_are_decoded_side_by_side(
         wrong = (a + 2) % 320
         return DraftTree([tokens[-1], wrong, a, 7, b, (b + 2) % 320, c], [-1, 0, 0, 1, 2, 2, 4])
 
-    passes = list(decode_with_trees(generator, pool, PROMPTS, propose, max_drafts=6, num_passes=6))
-    for i, requests in enumerate(zip(*passes, strict=True)):
-        tokens = [requests[0].tree.tokens[0], *(token for each in requests for token in each.tokens)]
-        assert tokens == expected[i][: len(tokens)]
-        context = len(PROMPTS[i])
-        for each in requests:
-            assert each.context == context
-            assert each.path == [0, 2, 4, 6][: len(each.tokens)]
-            context += len(each.tokens)
-    counts = [len(each.path) for requests in passes for each in requests]
-    assert set(counts) == {1, 2, 3, 4}, "every number of accepted drafts occurs"
-    assert pool.available_size() == pool.size
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompts": [[1], []]}, r"prompts\[1\]"),
-        ({"num_passes": 0}, "num_passes=0"),
-        ({"num_passes": 50, "prompts": [[1] * 100]}, "num_passes=50"),
-        ({"prompts": [[1] * 30]}, "pool"),
-    ],
-)
-def test_drafts_that_do_not_fit_are_refused_and_keep_no_blocks(
-    changes: dict[str, Any], message: str, llm: LLM, generator: GeneratorTorch
-) -> None:
-    pool = llm.model.new_kv_pool(32, 4)
-    prompts, num_passes = changes.get("prompts", [[1]]), changes.get("num_passes", 3)
-    with pytest.raises(ValueError, match=message):
-        list(decode_with_lines(generator, pool, prompts, lambda tokens: [1, 2, 3], 3, num_passes))
-    with pytest.raises(ValueError, match=message):
-        list(decode_with_trees(generator, pool, prompts, lambda tokens: DraftTree(tokens[-1:], [-1]), 3, num_passes))
-    assert pool.available_size() == pool.size
+    kv_cache, tables, _, first = prefilled(generator, pool)
+    texts = [[*prompt, token] for prompt, token in zip(PROMPTS, first.tolist(), strict=True)]
+    contexts, counts = [len(prompt) for prompt in PROMPTS], set[int]()
+    for _ in range(6):
+        drafted = [propose(text) for text in texts]
+        inputs = tree_inputs(drafted, contexts, tables, block_size)
+        logits = generator.forward_tensor(
+            is_prefill=False, kv_cache=kv_cache, block_tables=tables, max_seq_len=64, **inputs
+        )
+        chosen = logits.argmax(-1).split(inputs["q_lens"])
+        verdicts = [tree.accepted(tokens.tolist()) for tree, tokens in zip(drafted, chosen, strict=True)]
+        contexts = keep_accepted(kv_cache, tables, contexts, [path for path, _ in verdicts])
+        for text, tree, (path, after), context in zip(texts, drafted, verdicts, contexts, strict=True):
+            text += [*(tree.tokens[node] for node in path[1:]), after]
+            assert path == [0, 2, 4, 6][: len(path)]
+            assert context == len(text) - 1
+            counts.add(len(path))
+    for prompt, text, wanted in zip(PROMPTS, texts, expected, strict=True):
+        assert text == [*prompt, *wanted][: len(text)]
+    assert counts == {1, 2, 3, 4}, "every number of accepted drafts occurs"
