@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print the table, write and draw."""
+    from nanoinfer.cluster.simulate.results import draw, table
     from nanoinfer.cluster.simulate.sweep import read_results
-    from nanoinfer.cluster.simulate.table import table
     from nanoinfer.cluster.simulate.traces import TRACES
 
     if args.trace == "help":
@@ -73,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
     runs = (read_results(args.out) if args.what == "show" else _simulate(args))["runs"]
     print(table(runs))
     if args.figure:
-        from nanoinfer.cluster.simulate.figure import draw
-
         draw(list(runs.values()), Path(args.figure))
     return 0
 

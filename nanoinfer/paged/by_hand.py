@@ -5,14 +5,13 @@ operations on tensors that stay where they are. On an accelerator, the host does
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.paged.checks import KVCache, as_integer
+from nanoinfer.paged.checks import as_integer
 from nanoinfer.paged.generator import GeneratorTorch
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -35,18 +34,6 @@ class Step:
     sampled_token_ids: torch.Tensor  # [prompts, 1]
 
 
-@dataclass(frozen=True)
-class _Prefilled:
-    """Prompts after their prefill, with blocks for all that they will be."""
-
-    kv_cache: KVCache
-    tables: torch.Tensor  # [R, max_blocks]
-    lens: torch.Tensor  # [prompts]
-    in_the_end: int  # tokens of the longest request
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # the prefill's input_ids, position_ids and slots, [T]
-    first: torch.Tensor  # [prompts]: the first sampled tokens
-
-
 def multi_step_decode(
     generator: GeneratorTorch, pool: TokenToKVPool, prompts: Prompts, num_steps: int, num_padding: int = 1
 ) -> Iterator[Step]:
@@ -60,33 +47,6 @@ def multi_step_decode(
     """
     as_integer("num_steps", num_steps)
     as_integer("num_padding", num_padding, least=0)
-    with _prefilled(generator, pool, prompts, num_steps, num_padding) as started:
-        num_seqs, num_queries = len(started.tables), len(prompts)
-        sampled = started.first[:, None]
-        seq_lens = torch.zeros(num_seqs, dtype=torch.int64, device=sampled.device)
-        seq_lens[:num_queries] = started.lens
-        yield _step(True, *started.inputs, seq_lens, started.tables, sampled)
-        tokens, positions, slots = (torch.zeros_like(seq_lens) for _ in range(3))
-        for _ in range(num_steps):
-            sizes = num_seqs, num_queries, pool.page_size
-            npu_advance_step_flashattn(tokens, sampled, positions, seq_lens, slots, started.tables, *sizes)
-            logits = generator.forward_tensor(
-                tokens, positions, False, started.kv_cache, started.tables, slots, seq_lens, started.in_the_end
-            )
-            sampled = logits[:num_queries].argmax(-1, keepdim=True)
-            yield _step(False, tokens, positions, slots, seq_lens, started.tables, sampled)
-
-
-def _step(is_prefill: bool, *tensors: torch.Tensor) -> Step:
-    return Step(is_prefill, *(tensor.cpu().clone() for tensor in tensors))
-
-
-@contextmanager
-def _prefilled(
-    generator: GeneratorTorch, pool: TokenToKVPool, prompts: Prompts, num_steps: int, num_padding: int
-) -> Iterator[_Prefilled]:
-    """Check that each prompt can grow by `num_steps` tokens, reserve blocks for them, and run all prompts in one pass. The
-    blocks go back at the end."""
     if not len(prompts):
         raise ValueError("prompts: there are none; decoding needs at least one")
     for i, prompt in enumerate(prompts):
@@ -105,20 +65,33 @@ def _prefilled(
             f"pool: {pool.available_size() // size} free blocks of {size}, must be at least {sum(in_the_end)}"
         )
     try:
+        num_seqs, num_queries, device = len(prompts) + num_padding, len(prompts), generator.model.device
         blocks = iter((reserved[::size] // size).tolist())
-        tables = torch.full((len(prompts) + num_padding, max(in_the_end)), -1, dtype=torch.int64)
+        tables = torch.full((num_seqs, max(in_the_end)), -1, dtype=torch.int64)
         for begins, ends in (([0] * len(now), now), (now, in_the_end)):
             for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
                 for page in range(begin, end):
                     tables[i, page] = next(blocks)
-        device = generator.model.device
         tables, lens = tables.to(device), torch.tensor(lengths, device=device)
         input_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        row = torch.arange(len(prompts), device=device).repeat_interleave(lens)
+        row = torch.arange(num_queries, device=device).repeat_interleave(lens)
         slots = tables[row, positions // size] * size + positions % size
-        own, last = tables[: len(prompts)], lens.cumsum(0) - 1
+        own, last = tables[:num_queries], lens.cumsum(0) - 1
         logits = generator.forward_tensor(input_ids, positions, True, kv_cache, own, slots, lens, max(lengths), last)
-        yield _Prefilled(kv_cache, tables, lens, longest, (input_ids, positions, slots), logits.argmax(-1))
+        sampled = logits.argmax(-1, keepdim=True)
+        seq_lens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
+        seq_lens[:num_queries] = lens
+        yield _step(True, input_ids, positions, slots, seq_lens, tables, sampled)
+        tokens, positions, slots = (torch.zeros_like(seq_lens) for _ in range(3))
+        for _ in range(num_steps):
+            npu_advance_step_flashattn(tokens, sampled, positions, seq_lens, slots, tables, num_seqs, num_queries, size)
+            logits = generator.forward_tensor(tokens, positions, False, kv_cache, tables, slots, seq_lens, longest)
+            sampled = logits[:num_queries].argmax(-1, keepdim=True)
+            yield _step(False, tokens, positions, slots, seq_lens, tables, sampled)
     finally:
         pool.free(reserved.numpy())
+
+
+def _step(is_prefill: bool, *tensors: torch.Tensor) -> Step:
+    return Step(is_prefill, *(tensor.cpu().clone() for tensor in tensors))

@@ -46,13 +46,6 @@ PARTS: dict[str, Part] = {
     "attention": Part(4, LOW, "extend and decode", (3, 7)),
     OWNERS: Part(1, LOW, "what owns a slot, and what frees it", (9,)),
 }
-ALIASES = {
-    "tree": "radix tree",
-    "metadata": "input metadata",
-    "sampling": "sampler",
-    "kv cache": "slots",
-    "cache manager": OWNERS,
-}
 NUMBERS = range(20)  # of the notebooks
 
 
@@ -83,12 +76,12 @@ def _marked(here: str | int | Sequence[str | int]) -> set[str]:
     names = set()
     for one in [here] if isinstance(here, str | int) else here:
         if isinstance(one, str) and not one.isdigit():
-            name = ALIASES.get(one.lower().replace("_", " "), one.lower().replace("_", " "))
+            name = one.lower().replace("_", " ")
             if name not in PARTS:
                 raise ValueError(f"here={one!r}: must be the number of a notebook or one of {', '.join(PARTS)}")
             names.add(name)
             continue
-        if isinstance(one, bool) or not isinstance(one, str | int) or int(one) not in NUMBERS:
+        if int(one) not in NUMBERS:
             raise ValueError(f"here={one!r}: must be the name of a part or a notebook's number, 0..{NUMBERS[-1]}")
         names.update(name for name, part in PARTS.items() if int(one) in (1, *part.notebooks))
     return names

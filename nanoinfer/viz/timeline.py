@@ -1,17 +1,11 @@
 """timeline: the requests of a trace as lanes over steps."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from nanoinfer.viz.picture import Picture
 
 
-class HasTimeline(Protocol):
-    """A nanoinfer.trace.Trace, which can draw its timeline (trace/timeline.py)."""
-
-    def timeline(self, **options: Any) -> Picture: ...
-
-
-def timeline(trace: HasTimeline, **options: Any) -> Picture:
+def timeline(trace: Any, **options: Any) -> Picture:
     """When each request of a Trace waited, was extended (with the number of tokens), decoded, was retracted, and ended.
 
     Options besides `title` and `caption`: `last`: only the last so many steps. `steps`: how many steps wide the axis is, so
@@ -20,4 +14,5 @@ def timeline(trace: HasTimeline, **options: Any) -> Picture:
     the same steps, who has the pool's slots after each step, and where requests are retracted, so that the cause is seen.
     At most 32 requests are drawn. Raises ValueError for a trace without steps.
     """
-    return trace.timeline(**options)  # pictures know of no traces: a trace knows how it is drawn
+    picture: Picture = trace.timeline(**options)  # pictures know of no traces: a trace knows how it is drawn
+    return picture

@@ -71,10 +71,6 @@ EOS = AddedToken("<|endoftext|>", normalized=False)
 LIGATURE = AddedToken("\ufdfa", normalized=True)  # 18 characters after NFKD
 CERTAIN = {
     "bytes": (fast(byte_level(), None, BYTE_LEVEL), 3),
-    "byte fallback": (fast(with_bytes(), normalizers.Prepend("_"), None), 6),
-    "spaces replaced": (fast(with_bytes(), normalizers.Replace(" ", "_"), None), 6),
-    "composed first": (fast(byte_level(), normalizers.NFC(), BYTE_LEVEL), 12),
-    "a long added token": (fast(byte_level(), None, BYTE_LEVEL, ("<|a-long-one|>",)), 14),
     "as Llama 3": (fast(byte_level(), None, BY_WORDS, (EOS,)), 13),
     "as Qwen": (fast(byte_level(), normalizers.NFC(), BY_WORDS, (EOS,)), 52),
     "as Falcon": (fast(byte_level(), None, in_turn(BYTE_LEVEL, pre_tokenizers.Digits(), WORDS)), 3),
@@ -93,7 +89,6 @@ CERTAIN = {
         6,
     ),
     "bytes as a normalizer": (fast(byte_level(), normalize(normalizers.NFD(), normalizers.ByteLevel()), WORDS), 3),
-    "an added token that decomposes": (fast(byte_level(), normalizers.NFKD(), BYTE_LEVEL, (LIGATURE,)), 18),
     "an added token that decomposes and composes": (
         fast(byte_level(), normalizers.NFKC(), BYTE_LEVEL, (LIGATURE,)),
         72,
@@ -127,7 +122,6 @@ UNCERTAIN = {
         models.BPE(ALPHABET, [], end_of_word_suffix="</w>"), None, BYTE_LEVEL
     ),
     "bytes replaced": fast(byte_level(), normalize(normalizers.ByteLevel(), normalizers.Replace("Ġ", "▁"))),
-    "bytes composed": fast(byte_level(), normalize(normalizers.ByteLevel(), normalizers.NFKC())),
     "bytes and then spaces": fast(byte_level(), None, in_turn(BYTE_LEVEL, pre_tokenizers.Metaspace())),
     "written in Python": in_python(fast(byte_level(), None, BYTE_LEVEL)),
     "a template without the text": post_processed(fast(byte_level(), None, BYTE_LEVEL), "a"),

@@ -1,11 +1,33 @@
-"""A picture of results: policies by the number of replicas."""
+"""Results of simulations: as a table, for a terminal and a page, and as a picture, policies by the number of replicas."""
 
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.viz.palette import LINES
+COLUMNS = (
+    ("requests", "{:,}", "requests", 1),
+    ("hits", "{:.1f} %", "hit_rate", 100.0),
+    ("of one cache for all", "{:.1f} %", "ideal_hit_rate", 100.0),
+    ("TTFT mean", "{:.1f} ms", "ttft_mean", 1e3),
+    ("p50", "{:.1f} ms", "ttft_p50", 1e3),
+    ("p99", "{:.1f} ms", "ttft_p99", 1e3),
+    ("tok/s per replica", "{:,.0f}", "tokens_per_second", 1.0),
+    ("imbalance", "{:.2f}", "imbalance", 1.0),
+)
 
-STYLES = (("-", "o", LINES[0]), ("--", "s", LINES[7]), (":", "^", LINES[2]), ("-.", "D", LINES[3]))
+
+def table(runs: dict[str, Any]) -> str:
+    """Runs by name, a line each, in Markdown whose columns are aligned in the text, too."""
+    lines = [["run", *(head for head, *_ in COLUMNS)]]
+    for name, run in runs.items():
+        cells = [text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS]
+        lines.append([name, *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    first = [line[0].ljust(widths[0]) for line in lines]
+    others = [[cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join([name, *cells])} |" for name, cells in zip(first, others, strict=True))
+
+
 PANELS = (
     ("hit_rate", "prompt tokens that were cached", 100.0, "%"),
     ("ttft_p50", "time to the first token,\nmedian (logarithmic)", 1e3, "ms"),
@@ -23,12 +45,15 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib import ticker
 
+    from nanoinfer.viz.palette import LINES
+
+    styles = (("-", "o", LINES[0]), ("--", "s", LINES[7]), (":", "^", LINES[2]), ("-.", "D", LINES[3]))
     ended = [run for run in runs if run["requests"]]
     policies, sizes = list(dict.fromkeys(run["policy"] for run in runs)), sorted({run["replicas"] for run in runs})
     with plt.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
         figure, grid = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
         for axes, (key, title, factor, unit) in zip(grid.flat, PANELS, strict=True):
-            for policy, (line, marker, colour) in zip(policies, STYLES, strict=False):
+            for policy, (line, marker, colour) in zip(policies, styles, strict=False):
                 points = sorted((run["replicas"], factor * run[key]) for run in ended if run["policy"] == policy)
                 x, y = [replicas for replicas, _ in points], [value for _, value in points]
                 axes.plot(x, y, line, marker=marker, color=colour, label=policy, markersize=6)
