@@ -215,45 +215,30 @@ def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
 # --- stop strings ----------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_string_may_span_tokens() -> None:
-    out, detokenizer = feed(["one ", "E", "N", "D", "two"], ["END"])
-    assert out == ["one ", "", "", "", ""]
-    assert detokenizer.stopped
-
-
-def test_what_looked_like_a_stop_string_comes_out_when_it_is_none() -> None:
-    out, detokenizer = feed(["x", "E", "N", "d", "E"], ["END"])
-    assert out == ["x", "", "", "ENd", ""]
-    assert not detokenizer.stopped
-    assert detokenizer.flush() == "E"
-
-
-def test_a_stop_string_that_overlaps_itself_is_found_within_what_was_held() -> None:
-    out, detokenizer = feed(["a", "a", "a", "b"], ["aab"])
-    assert out == ["", "", "a", ""]  # "aab" begins at the second a
-    assert detokenizer.stopped
-
-
-def test_a_shorter_stop_inside_a_longer_one_that_is_held_ends_the_text() -> None:
-    out, detokenizer = feed(["a", "b", "c", "d"], ["abcd", "bc"])
-    assert out == ["", "", "a", ""]
-    assert detokenizer.stopped
-
-
-def test_of_several_stops_in_one_token_the_earliest_wins_whatever_their_order() -> None:
-    for stop in (["two", "one"], ["one", "two"]):
-        assert feed(["zero one two"], stop)[0] == ["zero "]
-
-
-def test_a_stop_string_at_the_very_end_or_start() -> None:
-    assert feed(["text", "."], ["."])[0] == ["text", ""]
-    assert feed([".text"], ["."])[0] == [""]
-
-
-def test_nothing_follows_a_stop_string_not_even_on_flush() -> None:
-    out, detokenizer = feed(["a END b", "c", "END"], ["END"])
-    assert out == ["a ", "", ""]
-    assert detokenizer.flush() == ""
+@pytest.mark.parametrize(
+    ("pieces", "stop", "out", "rest"),
+    [
+        (["one ", "E", "N", "D", "two"], ["END"], ["one ", "", "", "", ""], None),
+        (["x", "E", "N", "d", "E"], ["END"], ["x", "", "", "ENd", ""], "E"),  # it only looked like one
+        (["a", "a", "a", "b"], ["aab"], ["", "", "a", ""], None),  # it begins at the second a
+        (
+            ["a", "b", "c", "d"],
+            ["abcd", "bc"],
+            ["", "", "a", ""],
+            None,
+        ),  # a shorter one inside a longer one that is held
+        (["zero one two"], ["two", "one"], ["zero "], None),  # the earliest wins
+        (["zero one two"], ["one", "two"], ["zero "], None),
+        (["text", "."], ["."], ["text", ""], None),
+        ([".text"], ["."], [""], None),
+        (["a END b", "c", "END"], ["END"], ["a ", "", ""], None),  # nothing follows
+    ],
+)
+def test_a_text_ends_before_its_first_stop_string(pieces: Any, stop: Any, out: list[str], rest: str | None) -> None:
+    given, detokenizer = feed(pieces, stop)
+    assert given == out
+    assert detokenizer.stopped == (rest is None)
+    assert detokenizer.flush() == (rest or "")
 
 
 def test_half_a_character_after_a_stop_string_is_not_flushed() -> None:
