@@ -1,7 +1,7 @@
 """TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
@@ -10,9 +10,6 @@ from nanoinfer.requests.tokenizer import REPLACEMENT
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest
 from nanoinfer.trace.state import TraceState
-
-if TYPE_CHECKING:
-    from nanoinfer.trace.recorder import Recorder
 
 ENGINE_FIELDS = (
     "max_total_tokens",
@@ -36,6 +33,16 @@ def engine_fields(engine: Engine) -> dict[str, Any]:
     return fields if host is None else fields | {"storeys": ["host"] if host.below is None else ["host", "disk"]}
 
 
+class Writer(Protocol):
+    """Adds to a trace while it grows. A Recorder is one."""
+
+    def settle(self) -> None:
+        """Add what has happened up to now."""
+
+    def stop(self) -> None:
+        """Stop adding."""
+
+
 class TraceData:
     """A run of an engine: `requests` and `events`, from which its state after any step can be rebuilt.
 
@@ -57,10 +64,10 @@ class TraceData:
         texts: Mapping[int, str] | None = None,
         pieces: Mapping[int, dict[int, str]] | None = None,
         decode: Decode | None = None,
-        writer: "Recorder | None" = None,
+        writer: Writer | None = None,
     ):
         """Start without requests and events. `decode` makes the texts of tokens as they occur; without it, they are `texts`
-        and `pieces`. `writer` adds to the trace, and is asked for the latest events before they are read."""
+        and `pieces`. `writer` is asked for the latest events before they are read."""
         self.engine = engine
         self.requests: list[TraceRequest] = []
         self.num_steps = 0
