@@ -2,7 +2,7 @@
 // A frame's state, in the form that the drawings ask for (nanoinfer/trace/player_state.js has the same for a trace).
 
 /** `before` with `changes`: fields are set, those that are null are gone, objects are changed field by field. Returns a new object
- *  that shares with `before` what is the same. The inverse of nanoinfer/server/live/patch.py. */
+ *  that shares with `before` what is the same. The inverse of what nanoinfer/server/live/feed.py makes. */
 function merged(before, changes) {
   const after = { ...before };
   for (const [name, value] of Object.entries(changes)) {
@@ -13,7 +13,7 @@ function merged(before, changes) {
   return after;
 }
 
-const [FREE, TREE, LOCKED, OTHER, FIRST_REQUEST] = [0, 1, 2, 3, 4]; // codes of cells, as in slot_view.py
+const [FREE, TREE, LOCKED, OTHER, FIRST_REQUEST] = [0, 1, 2, 3, 4]; // codes of cells, as in pool_view.py
 const OWNERS = { [FREE]: "free", [TREE]: "tree", [LOCKED]: "locked", [OTHER]: "other" };
 
 const Mine = new Set(); // the engine's numbers of the requests that this page has sent
