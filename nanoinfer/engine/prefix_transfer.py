@@ -101,8 +101,10 @@ class PrefixTransfer:
         theirs = _fields_in(head)
         if theirs is None:
             raise ValueError("data: is not what export_prefix returned, or its beginning is damaged")
-        if differing := [name for name in {**theirs, **self._fields} if theirs.get(name) != self._fields.get(name)]:
-            raise ValueError(f"data: comes from an engine that differs from this one in {', '.join(differing)}")
+        ours = self._fields
+        if differing := [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]:
+            said = ", ".join(f"{name} ({theirs.get(name)}, here {ours.get(name)})" for name in differing)
+            raise ValueError(f"data: comes from an engine that differs from this one in {said}")
         part = self._format.part_of(head, len(data))
         if part is None or part.start or part.end % self._cache.page_size:
             raise ValueError(f"data: is damaged: its {len(data)} bytes are not as many as its beginning says")
