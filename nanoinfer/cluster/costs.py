@@ -55,7 +55,7 @@ class PassCosts:
             + pairs * self.seconds_per_attended_pair
         )
 
-    def decode_seconds(self, rows: int, context_tokens: float) -> float:
+    def decode_seconds(self, rows: float, context_tokens: float) -> float:
         """A DECODE of `rows` requests that have `context_tokens` tokens together."""
         return (
             self.seconds_per_pass + rows * self.seconds_per_decode_row + context_tokens * self.seconds_per_context_token

@@ -1,11 +1,10 @@
 """PendingPrefixes: what a router has just sent where. Nobody has reported it yet, but it will be there."""
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections import Counter
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from nanoinfer.cluster.block_sets import BlockSets, Hashes
+from nanoinfer.cluster.block_index import BlockSets, Hashes
 
 
 class Pending(NamedTuple):
@@ -16,30 +15,16 @@ class Pending(NamedTuple):
     end: float
 
 
-@dataclass(slots=True)
-class Stretch:
-    """Blocks that follow each other and are on their way together. `counts`: the bit of a replica → how many requests bring
-    them there. `following`: what some of these bring behind them, by first block."""
-
-    hashes: Hashes
-    counts: dict[int, int]
-    following: "dict[int, Stretch]" = field(default_factory=dict)
-
-    def split(self, length: int) -> None:
-        """Keep the first `length` blocks; the others follow."""
-        rest = Stretch(self.hashes[length:], dict(self.counts), self.following)
-        self.hashes, self.following = self.hashes[:length], {rest.hashes[0]: rest}
-
-
 class PendingPrefixes:
     """Cures the herd. In a burst of requests with one new prefix, a router that waits for events sends each of them to
     another replica, and all of these compute the prefix. This remembers where the first one went.
 
-    It is a radix tree: blocks that only one request brings, as most do, take up one Stretch, however many they are.
+    `sets`: the blocks that at least one request brings, in the form of the index's.
     """
 
     def __init__(self) -> None:
-        self._stretches: dict[int, Stretch] = {}  # by first block
+        self.sets = BlockSets()
+        self._counts: Counter[tuple[int, int]] = Counter()  # of a bit and a block: how many requests bring it there
         self._of: dict[str, Pending] = {}  # by request id
         self._ends: list[tuple[float, str]] = []  # a heap; entries of requests that have changed since are skipped
 
@@ -53,15 +38,9 @@ class PendingPrefixes:
             return
         self._of[request_id] = Pending(bit, hashes, end)
         heappush(self._ends, (end, request_id))
-        stretches = self._stretches
-        while hashes and (stretch := stretches.get(hashes[0])) is not None:
-            shared = common_length(stretch.hashes, hashes)
-            if shared < len(stretch.hashes):
-                stretch.split(shared)
-            stretch.counts[bit] = stretch.counts.get(bit, 0) + 1
-            stretches, hashes = stretch.following, hashes[shared:]
-        if hashes:
-            stretches[hashes[0]] = Stretch(hashes, {bit: 1})
+        for block in hashes:
+            self._counts[bit, block] += 1
+            self.sets.add(block, bit)
 
     def end_at(self, request_id: str, end: float) -> None:
         """Its blocks are there now, and are believed in until `end`, by when events will tell."""
@@ -74,16 +53,11 @@ class PendingPrefixes:
         pending = self._of.pop(request_id, None)
         if pending is None:
             return
-        bit, hashes, stretches = pending.bit, pending.hashes, self._stretches
-        while hashes:
-            stretch = stretches[hashes[0]]
-            stretch.counts[bit] -= 1
-            if not stretch.counts[bit]:
-                del stretch.counts[bit]
-            if not stretch.counts:  # so nobody brings what follows, either
-                del stretches[hashes[0]]
-                return
-            stretches, hashes = stretch.following, hashes[len(stretch.hashes) :]
+        for block in pending.hashes:
+            self._counts[pending.bit, block] -= 1
+            if not self._counts[pending.bit, block]:
+                del self._counts[pending.bit, block]
+                self.sets.discard(block, pending.bit)
 
     def forget_replica(self, bit: int) -> None:
         """The replica of `bit` is gone. It looks at all requests."""
@@ -97,22 +71,3 @@ class PendingPrefixes:
             pending = self._of.get(request_id)
             if pending is not None and pending.end == end:
                 self.forget(request_id)
-
-    def sets_of(self, hashes: Hashes) -> BlockSets | None:
-        """Which of a prompt's blocks are on their way where, in the form of the index's; None if none of them are."""
-        if self._stretches.keys().isdisjoint(hashes):
-            return None
-        found = BlockSets()
-        for start, first in enumerate(hashes):
-            stretches, left = self._stretches, hashes[start:] if first in self._stretches else ()
-            while left and (stretch := stretches.get(left[0])) is not None:
-                shared, bits = common_length(stretch.hashes, left), sum(stretch.counts)
-                for block in left[:shared]:
-                    found.add(block, bits)
-                stretches, left = stretch.following, left[shared:] if shared == len(stretch.hashes) else ()
-        return found
-
-
-def common_length(one: Hashes, other: Hashes) -> int:
-    """How many leading blocks are equal. A block's hash covers what comes before it, so behind a difference nothing is."""
-    return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[at] != other[at])

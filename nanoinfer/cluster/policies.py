@@ -3,21 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from nanoinfer.cache.block_events import as_tokens, chained_hashes, namespace_hash
-from nanoinfer.cluster.base_policy import BasePolicy
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, check_count
+from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, check_count, rendezvous
 from nanoinfer.cluster.prefix_router import PrefixRouter
-from nanoinfer.cluster.replica_table import rendezvous, salt
 
 POLICIES = ("round-robin", "least-loaded", "prefix-hash", "prefix")
 # For a process that only looks at a cluster, and for one whose costs nobody has measured: of the bundled model on one core.
 ROUGH_COSTS = PassCosts(2e-3, 3e-5, 5e-4, 1e-7, source="roughly the bundled model on one core")
 
 
-class RoundRobin(BasePolicy):
+class RoundRobin(Policy):
     """Each replica in turn."""
 
     def __init__(self) -> None:
@@ -29,7 +25,7 @@ class RoundRobin(BasePolicy):
         return self.replicas[(self._turn - 1) % len(self.replicas)]
 
 
-class LeastLoaded(BasePolicy):
+class LeastLoaded(Policy):
     """The replica with the fewest requests: this router's own, and those of others by the replica's last report. Among
     equals, the one that was chosen longest ago."""
 
@@ -60,7 +56,7 @@ class LeastLoaded(BasePolicy):
         return replica
 
 
-class PrefixHash(BasePolicy):
+class PrefixHash(Policy):
     """Prompts that begin with the same `prefix_tokens` tokens go to the same replica, whatever its load.
 
     Shorter prompts count as they are. ValueError if `prefix_tokens` is below 1.
@@ -70,23 +66,11 @@ class PrefixHash(BasePolicy):
         check_count("prefix_tokens", prefix_tokens, least=1)
         super().__init__()
         self.prefix_tokens = prefix_tokens
-        self._salts = np.empty(0, dtype=np.uint64)  # in the order of `replicas`
-
-    def add_replica(self, replica: str) -> None:
-        """As in Policy."""
-        super().add_replica(replica)
-        self._salts = np.append(self._salts, np.uint64(salt(replica)))
-
-    def remove_replica(self, replica: str) -> None:
-        """As in Policy."""
-        self._check_replica(replica)
-        self._salts = np.delete(self._salts, self.replicas.index(replica))
-        super().remove_replica(replica)
 
     def _pick(self, request: RoutedRequest) -> str:
         prefix = as_tokens(request.token_ids[: self.prefix_tokens])
         namespace = namespace_hash(request.extra_key, request.adapter)
-        return self.replicas[rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self._salts)]
+        return rendezvous(chained_hashes(prefix, len(prefix), namespace)[0], self.replicas)
 
 
 def make_policy(name: str, costs: PassCosts | None = None, options: Mapping[str, Any] | None = None) -> Policy:

@@ -2,61 +2,35 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-
-import numpy as np
+from itertools import count
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot, as_tokens, block_hashes, chained_hashes
-from nanoinfer.cluster.base_policy import BasePolicy, Sent
-from nanoinfer.cluster.block_index import BlockIndex
-from nanoinfer.cluster.block_sets import Hashes, exactly, matched_blocks
+from nanoinfer.cluster.block_index import BlockIndex, Hashes, matched_blocks
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
-from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest, check_count
-from nanoinfer.cluster.replica_queue import ReplicaQueue, Work, work_of
-from nanoinfer.cluster.replica_table import ReplicaTable, rendezvous
+from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, Sent, check_count, rendezvous
+from nanoinfer.cluster.replica_queue import ReplicaQueue, work_of
 
 PREFILL_WEIGHT = 2.0  # a request waits for what it computes, and so do those behind it
 TIE = 0.05  # costs that differ by less than this share of the whole prefill count as equal
-DISTRUST, FORGIVENESS = 0.5, 0.1  # how much of a disappointment, and of a promise that was kept, changes trust
-FORGIVEN = 0.99  # so much trust counts as all of it
 FETCHED = 0.5  # of a block: what one counts that a replica does not have on its device, but in host memory or files
-TRUSTED = 0.5  # a replica that is trusted less comes last among equals
 OUTPUT_MEMORY = 32  # how many outputs change the length that is expected of one
 FIRST_GUESS = 128  # output tokens of a request, before any has ended
-MOST_ROUTERS = 64
-LEAST_CHANGE, LEAST_SHARE = 1 / 8, 1 / 16  # of their number: smaller ones do not make all sums obsolete
 
 Matched = Sequence[tuple[int, int]]  # what matched_blocks finds
 
 
-@dataclass(slots=True)
-class Replica:
-    """What the router knows of one replica, besides its ReplicaTable. `place`: there, and of its bit in the index."""
-
-    place: int
-    queue: ReplicaQueue
-    claimed: dict[str, int] = field(default_factory=dict)  # by request id: tokens of the prompt that it says it holds
-    reported: tuple[int, int] = (0, 0)  # this router's requests and those of others, at its last report
-
-    @property
-    def bit(self) -> int:
-        return 1 << self.place
-
-
-class PrefixRouter(BasePolicy):
-    """A Policy. For each replica it adds up, in seconds,
+class PrefixRouter(Policy):
+    """For each replica it adds up, in seconds,
 
         the work that is ahead there  +  2 ×  the prefill of what is not cached there
 
-    and takes the least. What is cached is what events say (BlockIndex), what this router has just sent there
-    (PendingPrefixes), and no more than the replica has proved to be worth believing: one that claims blocks and then
-    reports fewer `cached_tokens` is believed less. A block that is not on a replica's device, but in its host memory or
-    files, counts half: it is fetched only where that is faster than computing it. Among replicas whose costs are almost
-    equal, those that are believed come first, then those that have most cached, then rendezvous hashing of the first new
-    block decides: so several routers send a new prefix to the same replica.
+    and takes the least. What is cached is what events say (BlockIndex), and what this router has just sent there
+    (PendingPrefixes). A block that is not on a replica's device, but in its host memory or files, counts half: it is
+    fetched only where that is faster than computing it. Among replicas whose costs are almost equal, those come first that
+    have most cached, then rendezvous hashing of the first new block decides: so several routers send a new prefix to the
+    same replica.
 
     - `costs`: of the replicas' passes (`calibrate` measures them). `chunk_tokens`: their `chunked_prefill_size`.
     - `block_size`: `event_block_size` of their feeds. `max_blocks`: how many blocks per replica the index keeps.
@@ -94,28 +68,26 @@ class PrefixRouter(BasePolicy):
         self._pending_s, self._linger_s = pending_s, linger_s
         self._work = partial(work_of, costs, chunk_tokens)
         self._new_queue = lambda: ReplicaQueue(costs, max_running_requests, report_s)
-        self._known: dict[str, Replica] = {}
-        self._table = ReplicaTable()
+        self._bits: dict[str, int] = {}  # of each replica, in the index
+        self._queues: dict[str, ReplicaQueue] = {}
         self._output_tokens = float(FIRST_GUESS)  # of a request, as observed
-        self._own = self._others = 0  # requests at the last report of each replica, added up
-        self._factor, self._is_obsolete = 1.0, False  # how many routers there seem to be; whether sums had another one
 
     # --- what it is told -------------------------------------------------------------------------------------------
 
     def add_replica(self, replica: str) -> None:
         """As in Policy."""
         super().add_replica(replica)
-        self._known[replica] = known = Replica(self._table.add(replica), self._new_queue())
-        self.index.add(replica, known.bit)
+        taken = self._bits.values()
+        self._bits[replica] = next(bit for place in count() if (bit := 1 << place) not in taken)
+        self._queues[replica] = self._new_queue()
+        self.index.add(replica, self._bits[replica])
 
     def remove_replica(self, replica: str) -> None:
         """As in Policy."""
         super().remove_replica(replica)
-        known = self._known.pop(replica)
-        self._table.remove(known.place)
+        del self._queues[replica]
         self.index.remove(replica)
-        self.pending.forget_replica(known.bit)
-        self._note_routers(known, (0, 0))
+        self.pending.forget_replica(self._bits.pop(replica))
 
     def note_events(self, replica: str, batch: EventBatch) -> bool:
         """As in Policy. ValueError if the blocks have another size than the router's."""
@@ -130,67 +102,27 @@ class PrefixRouter(BasePolicy):
     def note_load(self, replica: str, load: ReplicaLoad) -> None:
         """As in Policy."""
         self._check_replica(replica)
-        now, known = self._clock(), self._known[replica]
-        known.queue.report(load, now)
-        self._note_routers(known, (known.queue.size, known.queue.others))
-        self._sum_up(known, now)
+        self._queues[replica].report(load, self._clock())
 
     def _started(self, request_id: str, replica: str, cached_tokens: int | None) -> None:
-        now, known = self._clock(), self._known[replica]
-        known.queue.start(request_id, now)
-        self._sum_up(known, now)
+        now = self._clock()
+        self._queues[replica].start(request_id, now)
         self.pending.end_at(request_id, now + self._linger_s)
-        claimed = known.claimed.pop(request_id)
-        if cached_tokens is not None and claimed:
-            true = min((cached_tokens + self.index.block_size) / claimed, 1.0)
-            trust = self._table.doubted.pop(known.place, 1.0)
-            trust += (true - trust) * (DISTRUST if true < trust else FORGIVENESS)
-            if trust < FORGIVEN:
-                self._table.doubted[known.place] = trust
 
     def _ended(self, request_id: str, sent: Sent, output_tokens: int | None) -> None:
         if not sent.is_running:
             self.pending.forget(request_id)
         if sent.replica is not None:
-            now, known = self._clock(), self._known[sent.replica]
-            known.queue.end(request_id, now)
-            self._sum_up(known, now)
-            known.claimed.pop(request_id, None)
+            self._queues[sent.replica].end(request_id, self._clock())
         if output_tokens is not None:
             self._output_tokens += (output_tokens - self._output_tokens) / OUTPUT_MEMORY
-
-    def _note_routers(self, known: Replica, reported: tuple[int, int]) -> None:
-        self._own += reported[0] - known.reported[0]
-        self._others += reported[1] - known.reported[1]
-        known.reported = reported
-        factor = min(1 + self._others / max(self._own, 1), MOST_ROUTERS)
-        if abs(factor - self._factor) > max(LEAST_CHANGE, LEAST_SHARE * self._factor):
-            self._factor, self._is_obsolete = factor, True
-
-    def _sum_up(self, known: Replica, now: float) -> None:
-        self._table.set_sums(known.place, known.queue.sums(now, self._factor))
-
-    def _ahead(self, output_tokens: float, now: float) -> np.ndarray:
-        """As ReplicaTable's, with sums that hold now."""
-        if self._is_obsolete or now > self._table.hold_until:
-            self._is_obsolete, self._table.hold_until = False, inf
-            for known in self._known.values():
-                self._sum_up(known, now)
-        return self._table.ahead(output_tokens, now)
-
-    # --- looking at it ---------------------------------------------------------------------------------------------
 
     def seconds_ahead(self, replica: str, output_tokens: float | None = None) -> float:
         """By how many seconds the work at `replica` would delay a request with so many output tokens; None: as many as
         requests have had so far."""
         self._check_replica(replica)
         tokens = self._output_tokens if output_tokens is None else output_tokens
-        return float(self._ahead(tokens, self._clock())[self._known[replica].place])
-
-    def trust(self, replica: str) -> float:
-        """How much of what `replica` says it holds it is believed, 0 to 1."""
-        self._check_replica(replica)
-        return self._table.doubted.get(self._known[replica].place, 1.0)
+        return self._queues[replica].seconds_ahead(tokens, self._clock())
 
     # --- how it chooses --------------------------------------------------------------------------------------------
 
@@ -202,68 +134,33 @@ class PrefixRouter(BasePolicy):
         elif len(hashes) != num_tokens // size:
             raise ValueError(f"hashes: are {len(hashes)}, must be {num_tokens // size}: {num_tokens} tokens // {size}")
         self.pending.expire(now)
-        held = expected = matched_blocks(hashes, self.index.sets)
-        if (pending := self.pending.sets_of(hashes)) is not None:
-            expected = matched_blocks(hashes, self.index.sets, pending)
-        below = [self.index.below, *([] if pending is None else [pending])] if self.index.below.masks else []
-        reached = matched_blocks(hashes, self.index.sets, *below) if below else []
-        ahead = self._ahead(min(request.max_new_tokens, self._output_tokens), now)
-        place, work = self._best(ahead, request, hashes, held, expected, reached)
+        expected = matched_blocks(hashes, self.index.sets, self.pending.sets)
+        reached = matched_blocks(hashes, self.index.sets, self.pending.sets, self.index.below)
+        output_tokens = min(request.max_new_tokens, self._output_tokens)
+        ahead = {name: queue.seconds_ahead(output_tokens, now) for name, queue in self._queues.items()}
+        most_ahead = min(ahead.values()) + self._max_imbalance_s
+        works = {}
+        for name in [name for name, seconds in ahead.items() if seconds <= most_ahead]:
+            there, below = (_blocks_at(self._bits[name], matched) for matched in (expected, reached))
+            works[name] = self._work(num_tokens, int(size * (there + FETCHED * (below - there))))
 
-        known, claims = self._known[self._table.names[place]], _blocks_at(place, held)
-        known.queue.add(request.request_id, work, now)
-        self._sum_up(known, now)
-        known.claimed[request.request_id] = min(size * claims, num_tokens - 1)
-        self.pending.add(request.request_id, known.bit, hashes[claims:], now + self._pending_s)
-        return self._table.names[place]
+        costs = {name: ahead[name] + PREFILL_WEIGHT * work.seconds for name, work in works.items()}
+        limit = min(costs.values()) + TIE * self._costs.prefill_seconds(num_tokens)
+        equal = [name for name, cost in costs.items() if cost <= limit]
+        least = min(works[name].seconds for name in equal)
+        equal = [name for name in equal if works[name].seconds == least]
+        chosen = equal[0] if len(equal) == 1 else rendezvous(_key(request, hashes, expected, size), equal)
 
-    def _best(
-        self,
-        ahead: np.ndarray,
-        request: RoutedRequest,
-        hashes: Hashes,
-        held: Matched,
-        expected: Matched,
-        reached: Matched,
-    ) -> tuple[int, Work]:
-        """The place of the replica that costs least, and what the request takes there. Of those that cost almost as little,
-        it is one of the most trusted ones that have most cached."""
-        num_tokens, size, doubted = len(request.token_ids), self.index.block_size, self._table.doubted
-        works = [(bits, self._work(num_tokens, blocks * size)) for blocks, bits in reversed(expected)]
-        whole = self._work(num_tokens, 0)
-        if reached:
-            works += [
-                (bits & more, self._work(num_tokens, int(size * (blocks + FETCHED * (most - blocks)))))
-                for most, more in exactly(reached)
-                for blocks, bits in exactly(expected)
-                if most > blocks and bits & more
-            ]
-        works += [
-            (1 << place, self._work(num_tokens, int(size * (trust * claims + _blocks_at(place, expected) - claims))))
-            for place, trust in doubted.items()
-            if (claims := _blocks_at(place, held))
-        ]
-        weighed = [(bits, PREFILL_WEIGHT * work.seconds) for bits, work in works]
-        prefills = self._table.by_bits(weighed, PREFILL_WEIGHT * whole.seconds)
-        costs = ahead + prefills
-        tie = TIE * self._costs.prefill_seconds(num_tokens)
-        if self._max_imbalance_s < PREFILL_WEIGHT * whole.seconds + tie:  # else, more ahead costs more, too
-            np.putmask(costs, ahead > ahead[ahead.argmin()] + self._max_imbalance_s, np.inf)
-        equal = (costs <= float(costs[costs.argmin()]) + tie).nonzero()[0]
-        if len(equal) > 1 and doubted:
-            trusted = [place for place in equal.tolist() if doubted.get(place, 1.0) >= TRUSTED]
-            equal = np.array(trusted) if trusted else equal
-        if len(equal) > 1:
-            left = prefills[equal]
-            equal = equal[left == left[left.argmin()]]
-        chosen = 0 if len(equal) == 1 else rendezvous(_key(request, hashes, expected, size), self._table.salts[equal])
-        place = int(equal[chosen])
-        return place, next((work for bits, work in reversed(works) if bits >> place & 1), whole)
+        self._queues[chosen].add(request.request_id, works[chosen], now)
+        bit = self._bits[chosen]
+        missing = hashes[_blocks_at(bit, matched_blocks(hashes, self.index.sets)) :]
+        self.pending.add(request.request_id, bit, missing, now + self._pending_s)
+        return chosen
 
 
-def _blocks_at(place: int, matched: Matched) -> int:
-    """How many leading blocks the replica there has."""
-    return next((blocks for blocks, bits in matched if bits >> place & 1), 0)
+def _blocks_at(bit: int, matched: Matched) -> int:
+    """How many leading blocks the replica of `bit` has."""
+    return next((blocks for blocks, bits in matched if bits & bit), 0)
 
 
 def _key(request: RoutedRequest, hashes: Hashes, expected: Matched, size: int) -> int:

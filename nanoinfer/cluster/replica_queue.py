@@ -23,27 +23,9 @@ def work_of(costs: PassCosts, chunk_tokens: int, prompt_tokens: int, cached_toke
     return Work(costs.prefill_seconds(prompt_tokens, cached) + passes * overhead, passes, prompt_tokens)
 
 
-class Sums(NamedTuple):
-    """What delays a new request until its last token: the work that is there, and `slope` seconds for each of its tokens.
-
-    The work takes `at_least` so many seconds, and more until the prompt that is being computed is done: then it ends at the
-    time `ends`. True until `holds_until`, unless something changes before.
-    """
-
-    ends: float
-    at_least: float
-    slope: float
-    holds_until: float
-
-
 class ReplicaQueue:
     """What one replica has to do, as this router knows it: its own requests one by one, and those of other routers from the
-    replica's reports.
-
-    A report is out of date as soon as it is there. What this router has sent since, the others probably have, too: each in
-    its share. So it is counted `factor` times (all requests over this router's). Without that, all routers at once would
-    fill the replica that was empty in the last reports, then the next one, for ever.
-    """
+    replica's last report, which counts for `report_s` seconds."""
 
     def __init__(self, costs: PassCosts, max_running: int | None, report_s: float) -> None:
         self._costs, self._max_running, self._report_s = costs, max_running, report_s
@@ -51,19 +33,8 @@ class ReplicaQueue:
         self._running: dict[str, int] = {}  # request id → prompt tokens
         self._front_since = 0.0  # when the first of those that wait became the first
         self._seconds, self._passes, self._context = 0.0, 0, 0  # sums over them
-        self._fresh_seconds, self._fresh = 0.0, 0  # sent since the last report
-        self._others_seconds, self._others_waiting, self._others_running = 0.0, 0, 0
+        self._others = ReplicaLoad(0, 0, 0)
         self._counts_until = -inf  # when the last report is too old
-
-    @property
-    def size(self) -> int:
-        """How many requests of this router it has."""
-        return len(self._waiting) + len(self._running)
-
-    @property
-    def others(self) -> int:
-        """How many requests of other routers it had at its last report."""
-        return self._others_waiting + self._others_running
 
     def add(self, request_id: str, work: Work, now: float) -> None:
         """A request has been sent."""
@@ -73,8 +44,6 @@ class ReplicaQueue:
         self._seconds += work.seconds
         self._passes += work.passes
         self._context += work.tokens
-        self._fresh_seconds += work.seconds
-        self._fresh += 1
 
     def start(self, request_id: str, now: float) -> None:
         """A request's prompt has been computed."""
@@ -89,29 +58,24 @@ class ReplicaQueue:
 
     def report(self, load: ReplicaLoad, now: float) -> None:
         """What others have sent, as the replica says."""
-        self._others_running, self._others_waiting = load.running_requests, load.waiting_requests
-        self._others_seconds = (
-            self._costs.seconds_per_prompt_token * load.queued_tokens
-            + self._costs.seconds_per_pass * load.waiting_requests
-        )
-        self._fresh_seconds, self._fresh = 0.0, 0
-        self._counts_until = now + self._report_s
+        self._others, self._counts_until = load, now + self._report_s
 
-    def sums(self, now: float, factor: float) -> Sums:
-        """The work that is there. Holds until something changes, at most as long as it says."""
-        seconds, passes = self._seconds, float(self._passes)
-        rows, running, context = float(self.size), float(len(self._running)), float(self._context)
-        until = inf
+    def seconds_ahead(self, output_tokens: float, now: float) -> float:
+        """By how much the work that is there delays a new request, until its last of so many output tokens."""
+        rows, running = float(len(self._waiting) + len(self._running)), float(len(self._running))
+        seconds, passes, context = self._seconds, float(self._passes), float(self._context)
+        if self._waiting:  # the first one is being computed
+            seconds -= min(now - self._front_since, next(iter(self._waiting.values())).seconds)
         if now <= self._counts_until:
-            until = self._counts_until
-            seconds += self._others_seconds + (factor - 1) * self._fresh_seconds
-            more = self.others + (factor - 1) * self._fresh
-            passes += self._others_waiting + (factor - 1) * self._fresh
-            context *= 1 + more / max(rows, 1)
-            rows, running = rows + more, running + self._others_running
-        fixed, slope = seconds + passes * self._decode(running, 0), self._slowdown(rows, context)
-        front = next(iter(self._waiting.values())).seconds if self._waiting else 0.0
-        return Sums(fixed + self._front_since if front else -inf, fixed - front, slope, until)
+            others = self._others.waiting_requests + self._others.running_requests
+            seconds += (
+                self._costs.seconds_per_prompt_token * self._others.queued_tokens
+                + self._costs.seconds_per_pass * self._others.waiting_requests
+            )
+            passes += self._others.waiting_requests
+            context *= 1 + others / max(rows, 1)
+            rows, running = rows + others, running + self._others.running_requests
+        return seconds + passes * self._decode(running, 0) + output_tokens * self._slowdown(rows, context)
 
     def _slowdown(self, rows: float, context: float) -> float:
         """By how much `rows` other requests, with so many tokens, delay each token of one that runs beside them."""
@@ -124,9 +88,7 @@ class ReplicaQueue:
 
     def _decode(self, rows: float, context: float) -> float:
         """Seconds of a decode pass, if there is anything to decode."""
-        costs = self._costs
-        each = rows * costs.seconds_per_decode_row + context * costs.seconds_per_context_token
-        return costs.seconds_per_pass + each if rows else 0.0
+        return self._costs.decode_seconds(rows, context) if rows else 0.0
 
     def _stop_waiting(self, request_id: str, now: float) -> Work:
         if next(iter(self._waiting)) == request_id:

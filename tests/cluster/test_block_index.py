@@ -17,8 +17,7 @@ from nanoinfer.cache.block_events import (
     EventBatch,
     Snapshot,
 )
-from nanoinfer.cluster.block_index import BlockIndex
-from nanoinfer.cluster.block_sets import BlockSets, exactly, matched_blocks
+from nanoinfer.cluster.block_index import BlockIndex, BlockSets, matched_blocks
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
 
 
@@ -202,16 +201,14 @@ def test_what_is_pending_is_exactly_what_somebody_brings(steps: list[tuple[str, 
             pending.expire(now)
             brings = {each: what for each, what in brings.items() if what[2] > now}
         assert len(pending) == sum(bool(blocks) for _, blocks, _ in brings.values())
-        for hashes in map(chain, (prompt, prompt ^ 1, prompt ^ 5)):
-            expected = dict[int, int]()
-            for bit, blocks, _ in brings.values():
-                for block in set(blocks) & set(hashes):
-                    expected[block] = expected.get(block, 0) | bit
-            found = pending.sets_of(hashes)
-            assert (found.masks if found is not None else {}) == expected
+        expected = dict[int, int]()
+        for bit, blocks, _ in brings.values():
+            for block in blocks:
+                expected[block] = expected.get(block, 0) | bit
+        assert pending.sets.masks == expected
     pending.expire(now + 100)
     assert len(pending) == 0
-    assert pending._stretches == {}
+    assert pending.sets.masks == pending._counts == {}
 
 
 # --- host memory and files ---------------------------------------------------------------------------------------------
@@ -263,11 +260,3 @@ def test_an_index_is_a_set_per_replica_and_medium(steps: list[tuple[bool, BlockE
             for block in set().union(*(held[name][medium] for medium in media)):
                 expected[block] = expected.get(block, 0) | 1 << i
         assert sets.masks == expected
-
-
-def test_who_matches_so_many_blocks_and_not_more() -> None:
-    index = an_index(*"abcd")
-    for name, blocks in zip("abcd", ([], [1], [1, 2, 3], [1, 2, 3]), strict=True):
-        index.note_events(name, batch(0, stored(*blocks)))
-    assert exactly(matched_blocks([1, 2, 3, 4], index.sets)) == [(3, 0b1100), (1, 0b10), (0, ~0b1110)]
-    assert exactly([]) == [(0, -1)]

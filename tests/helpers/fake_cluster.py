@@ -4,7 +4,7 @@ Events and reports reach the routers late. Everything follows from what is fed i
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -40,11 +40,10 @@ class Done:
 
 @dataclass
 class FakeReplica:
-    """A tree and a queue. `lies`: it says it holds whatever it is asked for, but computes everything."""
+    """A tree and a queue."""
 
     name: str
     size: int
-    lies: bool = False
     queue: list[tuple[RoutedRequest, int]] = field(default_factory=list)  # and the router that has sent it
     running: list[int] = field(default_factory=list)  # the routers that have sent them
     is_busy: bool = False
@@ -60,8 +59,6 @@ class FakeReplica:
         return ReplicaLoad(len(queue), sum(queue), sum(number != router for number in self.running))
 
     def cached(self, request: RoutedRequest) -> int:
-        if self.lies:
-            return 0
         return len(self.tree.match_prefix([*request.token_ids][:-1], request.extra_key).indices)
 
     def keep(self, request: RoutedRequest) -> None:
@@ -86,17 +83,14 @@ class FakeCluster:
         size: int = 1 << 14,
         event_s: float = 0.05,
         report_s: float = 0.5,
-        liars: Sequence[str] = (),
     ):
         self.now, self._serial, self._events = 0.0, count(), list[tuple[float, int, Callable[[], None]]]()
         self.routers = [make(lambda: self.now) for _ in range(routers)]
-        self.size, self.event_s, self.report_s, self.liars = size, event_s, report_s, liars
+        self.size, self.event_s, self.report_s = size, event_s, report_s
         self.replicas: dict[str, FakeReplica] = {}
         self.done: dict[str, Done] = {}
         self.arrivals = 0
         self.left = 0  # requests that have not ended
-        self.is_watched = False
-        self.spread: list[float] = []  # seconds of work: most minus least, at every arrival; if it is watched
         self.retried = Counter[str]()
         for i in range(replicas):
             self.join(f"replica-{i}")
@@ -107,7 +101,7 @@ class FakeCluster:
         heappush(self._events, (seconds, next(self._serial), action))
 
     def join(self, name: str) -> None:
-        self.replicas[name] = FakeReplica(name, self.size, name in self.liars)
+        self.replicas[name] = FakeReplica(name, self.size)
         for router in self.routers:
             router.add_replica(name)
         self.at(self.now + self.report_s, lambda: self._report(name))
@@ -126,9 +120,6 @@ class FakeCluster:
 
         def act() -> None:
             self._arrived[request.request_id] = self.now
-            if self.is_watched:
-                work = [self.seconds_of_work(replica) for replica in self.replicas.values()]
-                self.spread.append(max(work) - min(work))
             self._send(request, number % len(self.routers))
 
         self.at(seconds, act)
@@ -158,20 +149,11 @@ class FakeCluster:
         """How many requests each replica had."""
         return Counter(each.replica for each in self.done.values())
 
-    def seconds_of_work(self, replica: FakeReplica) -> float:
-        """Of the prompts that wait there, if they were served now."""
-        return sum(
-            COSTS.prefill_seconds(len(request.token_ids), replica.cached(request)) for request, _ in replica.queue
-        )
-
     # --- how it works ----------------------------------------------------------------------------------------------
 
     def _send(self, request: RoutedRequest, number: int) -> None:
         replica = self.replicas[self.routers[number].choose(request)]
         replica.queue.append((request, number))
-        if replica.lies:  # by its own account, its tree holds it at once; it never says what it evicts
-            replica.keep(request)
-            self._tell(replica)
         self._serve(replica)
 
     def _serve(self, replica: FakeReplica) -> None:
@@ -191,8 +173,7 @@ class FakeCluster:
             arrived = self._arrived[request.request_id]
             self.done[request.request_id] = Done(replica.name, arrived, tokens, cached, self.now)
             replica.keep(request)
-            if not replica.lies:
-                self.at(self.now + self.event_s, lambda: self._tell(replica))
+            self.at(self.now + self.event_s, lambda: self._tell(replica))
             self.routers[number].note_first_token(request.request_id, cached)
             self.at(self.now + request.max_new_tokens * COSTS.seconds_per_pass, ended)
             self._serve(replica)
@@ -211,7 +192,7 @@ class FakeCluster:
         replica.sent += len(batches)
         for router in self.routers:
             for batch in batches:
-                assert router.note_events(replica.name, batch) or replica.lies
+                assert router.note_events(replica.name, batch)
 
     def _report(self, name: str) -> None:
         if name in self.replicas:

@@ -8,7 +8,7 @@ import pytest
 from nanoinfer.cache.block_events import Snapshot, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
-from nanoinfer.cluster.block_sets import matched_blocks
+from nanoinfer.cluster.block_index import matched_blocks
 from nanoinfer.requests.adapter_key import AdapterKey
 from tests.helpers.block_mirror import blocks_of_tree
 from tests.helpers.trees import make_cache, put
@@ -94,7 +94,7 @@ def test_routers_know_what_the_trees_hold(page_size: int, block_size: int) -> No
                 for _ in range(3):  # the end of what is lost is noticed with the next batch only
                     tell(tree, number, router, rng, may_lose=False)
             held = {tree.name: set(blocks_of_tree(tree.cache, block_size)) for tree in trees.values()}
-            known = {name: router._known[name].bit for name in NAMES}
+            known = {name: router._bits[name] for name in NAMES}
             masks = router.index.sets.masks
             assert {name: {block for block in masks if masks[block] & bit} for name, bit in known.items()} == held
             for key in KEYS * 4:
