@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "staggered")
 TEXT_NAMES = ("copying", "again", "json", "stories")
 SETUPS = ("threads", "sleep")
-POLICY_NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix", "ray-prefix-10")
+POLICY_NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix")
 WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {  # options of several commands
     "--dtype": {"choices": ["float32", "bfloat16"], "help": "default: the checkpoint's"},
     "--threads": {"type": int, "help": "threads per engine (default: the number of cores)"},

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nanoinfer.cluster.serve.settings import ClusterSettings
     from nanoinfer.server.settings import ServerSettings
 
-POLICIES = ("prefix", "round-robin", "least-loaded", "prefix-hash", "ray-prefix", "ray-power-of-two")
+POLICIES = ("prefix", "round-robin", "least-loaded", "prefix-hash")
 NEED_REPLICAS = ("ray_address", "max_replicas", "policy", "costs", "threads")
 
 

@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="h100-llama-8b, h200-llama-8b (published figures), or a file that `simulate calibrate` wrote",
     )
     parser.add_argument("--slots", type=int, help="tokens of K/V per replica (default: by --costs, else 100,000)")
-    parser.add_argument("--routers", type=int, default=1, help="routers side by side (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
     parser.add_argument("--processes", type=int, default=1, help="run so many simulations at a time (default: 1)")
     parser.add_argument("--model", default="story", help="for calibrate (default: story)")
@@ -59,8 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print the table, write and draw."""
-    from nanoinfer.cluster.simulate.results import draw, table
-    from nanoinfer.cluster.simulate.sweep import read_results
+    from nanoinfer.cluster.simulate.sweep import draw, read_results, table
     from nanoinfer.cluster.simulate.traces import TRACES
 
     if args.trace == "help":
@@ -112,10 +110,11 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
         "rate": USERS_PER_REPLICA / USER_EVERY_S if args.rate is None else args.rate,
         "seconds": args.seconds,
         "warm_up": args.seconds * 2 / 3 if args.warm_up is None else args.warm_up,
+        "seed": args.seed,
     }
-    settings = {**traffic, "seed": args.seed, "slots": config.max_total_tokens, "costs": asdict(costs)}
+    settings = {**traffic, "slots": config.max_total_tokens, "costs": asdict(costs)}
     jobs = [
-        Job(f"{size} {policy}", ClusterSettings(size, policy, costs, config, args.routers, args.seed), **traffic)
+        Job(f"{size} {policy}", ClusterSettings(size, policy, costs, config), **traffic)
         for size in args.replicas or (SIZES if args.what == "sweep" else [4])
         for policy in args.policy or POLICIES
     ]
@@ -129,8 +128,7 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
 
 def _costs(args: argparse.Namespace) -> "tuple[PassCosts, EngineConfig]":
     """Costs of passes, and the settings of a replica: a GPU's, not a laptop's."""
-    from nanoinfer.cluster.costs import PassCosts
-    from nanoinfer.cluster.published_costs import THROUGHPUT, kv_slots, published_costs
+    from nanoinfer.cluster.costs import THROUGHPUT, PassCosts, kv_slots, published_costs
     from nanoinfer.config import EngineConfig
 
     if args.costs in THROUGHPUT or not Path(args.costs).exists():

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from nanoinfer.cluster.calibrate import measure_passes
-from nanoinfer.cluster.costs import MeasuredPass, PassCosts, attended_pairs, fit, least_squares
-from nanoinfer.cluster.published_costs import LENGTHS, MOST_REQUESTS, THROUGHPUT, kv_slots, published_costs
+from nanoinfer.cluster.costs import (
+    LENGTHS,
+    MOST_REQUESTS,
+    THROUGHPUT,
+    MeasuredPass,
+    PassCosts,
+    attended_pairs,
+    fit,
+    kv_slots,
+    least_squares,
+    published_costs,
+)
 from tests.helpers.engines import Clock, greedy, make_engine
 
 KNOWN = PassCosts(2e-3, 1e-4, 3e-4, 2e-6, 5e-8, 1e-3, 4e-4, "made up")

@@ -1,5 +1,5 @@
-"""What the door and Serve's router share, without Ray, which is stood in for: the fleet, leases of doors, the number of
-replicas, and what a door answers when it cannot ask them."""
+"""What the door and Serve's router share, without Ray, which is stood in for: the fleet, the number of replicas, and what a
+door answers when it cannot ask them."""
 
 import sys
 from argparse import ArgumentParser
@@ -14,15 +14,14 @@ from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.cli.serve import add_arguments
 from nanoinfer.cli.serve_cluster import cluster_settings
 from nanoinfer.cluster.policies import POLICIES, PrefixHash, make_policy
-from nanoinfer.cluster.policy import ReplicaLoad, RoutedRequest
-from nanoinfer.cluster.serve.answering import Leases
+from nanoinfer.cluster.policy import RoutedRequest
 from nanoinfer.cluster.serve.fleet import Fleet, QueuedTokens
-from nanoinfer.cluster.serve.messages import Addressed, Description
+from nanoinfer.cluster.serve.protocol import Description
 from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, NoReplicaError
 from nanoinfer.requests.request import Request
-from nanoinfer.server.errors import ApiError, as_api_error
+from nanoinfer.server.errors import as_api_error
 from tests.helpers.waiting import run
 
 
@@ -89,22 +88,6 @@ def test_what_a_replica_says_after_it_has_gone_is_nothing() -> None:
     assert fleet.note_events("a", EventBatch(3, 0.0, [], "feed"))
     assert fleet.note_events("gone", EventBatch(7, 0.0, [], "feed"))
     fleet.note_snapshot("gone", Snapshot(0, []))
-    fleet.note_load("gone", ReplicaLoad(0, 0, 0))
-
-
-def test_a_door_that_stops_asking_is_dead_and_one_that_never_asked_is_not() -> None:
-    now = [0.0]
-    leases = Leases(5.0, lambda: now[0])
-    leases.see("door")
-    now[0] = 5.0
-    assert not leases.is_dead("door")
-    now[0] = 5.1
-    assert leases.is_dead("door")
-    assert leases.doors == []
-    assert not leases.is_dead("another")
-    leases.see("door")
-    assert not leases.is_dead("door")
-    assert leases.doors == ["door"]
 
 
 @pytest.mark.parametrize(
@@ -154,10 +137,6 @@ def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
         ReplicaSettings(sleeps=True)
 
 
-def test_what_is_addressed_has_a_prompt_that_rays_router_can_divide_by() -> None:
-    assert len(Addressed("").prompt) > 0
-
-
 # --- a door ------------------------------------------------------------------------------------------------------------
 
 ROOM = "nanoinfer.cluster.serve"
@@ -169,35 +148,22 @@ def remote_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ray = ModuleType("ray")
     ray.serve = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
-    for name in ("links", "remote_engine"):
-        monkeypatch.setattr(import_module(ROOM), name, None, raising=False)  # afterwards it is what it was
-        monkeypatch.setitem(sys.modules, f"{ROOM}.{name}", ray)
-        del sys.modules[f"{ROOM}.{name}"]
+    monkeypatch.setattr(import_module(ROOM), "remote_engine", None, raising=False)  # afterwards it is what it was
+    monkeypatch.setitem(sys.modules, f"{ROOM}.remote_engine", ray)
+    del sys.modules[f"{ROOM}.remote_engine"]
     return import_module(f"{ROOM}.remote_engine")
 
 
-def visited(remote_engine: ModuleType, fleet: Any) -> ApiError:
-    """The answer to a client for whom every replica had to be asked."""
-
+def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engine: ModuleType) -> None:
     async def ask(*_: Any) -> Any:
         raise ConnectionError("the actor died")
 
-    engine = remote_engine.RemoteEngine(
-        None, SimpleNamespace(policy="ray-prefix"), SimpleNamespace(fleet=fleet, ask=ask)
-    )
+    fleet = SimpleNamespace(replicas={"a", "b"})
+    engine = remote_engine.RemoteEngine(None, None, SimpleNamespace(fleet=fleet, ask=ask))
     engine._news = "is heard"
-    with pytest.raises((ApiError, EngineClosedError)) as raised:
+    with pytest.raises(EngineClosedError) as raised:
         run(lambda: engine.visit_each(str))
-    return as_api_error(raised.value)
-
-
-def test_a_policy_that_knows_no_replicas_is_named(remote_engine: ModuleType) -> None:
-    answer = visited(remote_engine, None)
-    assert (answer.status, answer.code, answer.headers) == (501, "not_supported", {"x-should-retry": "false"})
-
-
-def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engine: ModuleType) -> None:
-    answer = visited(remote_engine, SimpleNamespace(replicas={"a", "b"}))
+    answer = as_api_error(raised.value)
     assert (answer.status, answer.code) == (503, "replica_lost")
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cluster.serve import remote_call
-from nanoinfer.cluster.serve.answering import answer_call
-from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
+from nanoinfer.cluster.serve.protocol import Accepted, Answer, Call, Ended, News, Refused, answer_call
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError, ReplicaLostError, StepFailedError
 from nanoinfer.frontends.async_engine import AsyncEngine
@@ -334,34 +333,6 @@ def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params
     same(pieces, output, alone(llm, request))
     assert output.error is None
     assert len(replicas.calls) == 1 if params.n == 1 else len(replicas.calls) <= 3
-
-
-def test_a_replica_that_cannot_be_told_to_go_on_loses_the_call(llm: LLM) -> None:
-    async def act() -> tuple[RequestOutput, int]:
-        async with AsyncEngine(LLM("story", max_total_tokens=2048)) as engine:
-            told = False
-
-            def spoil(asked: Call, number: int, answer: Answer) -> Answer | None:
-                """Replica 0 answers on, as if nothing had been said of it."""
-                nonlocal told
-                if number == 0 and not told and isinstance(answer, News) and answer.pieces:
-                    told = True
-                    call.give_up("another one")
-                    call.give_up("replica 0")
-                    (piece,) = answer.pieces  # without what an engine far ahead of its reader has brought as well
-                    return News([replace(piece, token_ids=piece.token_ids[:1], finish_reason=None)])
-                return answer
-
-            replicas = FakeReplicas(engine, spoil)
-            delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(7, Request(PROMPT, PARAMS[0]), "door", replicas, delivery, (HANG_S, HANG_S, 4))
-            await call.run()
-            stream = AsyncStream(delivery, 7, lambda delivery, keep: None)
-            return await stream.output(), len(replicas.calls)
-
-    output, calls = run(act)
-    assert calls == 2
-    assert output.token_ids == alone(llm, Request(PROMPT, PARAMS[0])).token_ids
 
 
 def test_a_call_that_ran_for_long_has_its_whole_patience_when_it_moves(

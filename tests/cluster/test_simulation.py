@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from nanoinfer.cli.main import main
-from nanoinfer.cluster import PassCosts, RoundRobin
-from nanoinfer.cluster.simulate.clock import Clock
-from nanoinfer.cluster.simulate.cluster import REPORT_S, ClusterSettings, Driver, PolicyRouter, Simulation
+from nanoinfer.cluster import PassCosts
+from nanoinfer.cluster.simulate.cluster import REPORT_S, ClusterSettings, Simulation
 from nanoinfer.cluster.simulate.outcome import EverythingSent, Outcome, Report
-from nanoinfer.cluster.simulate.replica import Replica
 from nanoinfer.cluster.simulate.sessions import Segment, Session, Turn, chain
 from nanoinfer.cluster.simulate.sweep import read_results
 from nanoinfer.cluster.simulate.traces import make_trace
@@ -41,6 +39,7 @@ def simulated(
 def test_every_request_ends_once_with_all_its_tokens(policy: str, slots: int) -> None:
     config = replace(CONFIG, max_total_tokens=slots, max_context_len=min(slots, 8192))
     simulation, outcome = simulated(settings(policy, config=config), finish=True)
+    assert {simulation.policy.in_flight(name) for name in simulation.replicas} == {0}
     sessions = list(make_trace("chat", 12.0, scale=0.3).sessions(5.0, from_rest=True))
     turns = [turn for session in sessions for turn in session.turns]
     assert outcome.sent == outcome.ended == len(outcome.measured) == len(turns)
@@ -48,14 +47,14 @@ def test_every_request_ends_once_with_all_its_tokens(policy: str, slots: int) ->
     assert sum(each.output_tokens for each in outcome.measured) == sum(turn.answer.length for turn in turns)
     assert sum(each.turn.prompt_tokens for each in outcome.measured) == sum(turn.prompt_tokens for turn in turns)
     assert all(0 <= each.cached_tokens < each.turn.prompt_tokens and each.ttft > 0 for each in outcome.measured)
-    for replica in simulation.replicas:
+    for replica in simulation.replicas.values():
         replica.cache.check_integrity(replica.scheduler.running)
         assert replica.cache.token_to_kv_pool.available_size() + replica.cache.radix_cache.total_size() == slots
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     def run(seed: int) -> tuple[list[float], list[int]]:
-        simulation = Simulation(settings("prefix", routers=2, seed=seed))
+        simulation = Simulation(settings("prefix"))
         outcome = simulation.run(make_trace("chat", 12.0, seed, scale=0.3), 2.0)
         return [each.ttft for each in outcome.measured], [each.replica for each in outcome.measured]
 
@@ -78,7 +77,7 @@ def test_one_replica_that_never_evicts_hits_what_an_unlimited_cache_would() -> N
             hits += part.length
         seen.update(keys)
     simulation = Simulation(settings(replicas=1, config=config))
-    outcome = simulation.driver.run(simulation.replicas, sessions)
+    outcome = simulation.serve(sessions)
     assert outcome.ended == len(turns) > 80
     assert sum(each.cached_tokens for each in outcome.measured) == pytest.approx(hits, abs=2 * len(turns))  # chance
 
@@ -87,10 +86,7 @@ def test_one_replica_that_never_evicts_hits_what_an_unlimited_cache_would() -> N
 
 
 def run_turns(turns: Sequence[tuple[float, Turn]], config: EngineConfig = CONFIG) -> Outcome:
-    clock = Clock()
-    driver = Driver(clock, [PolicyRouter(RoundRobin(), 1)])
-    replica = Replica(0, config, COSTS, clock, driver.told_first_token, driver.told_end)
-    return driver.run([replica], [Session(at, (turn,)) for at, turn in turns])
+    return Simulation(settings(replicas=1, config=config)).serve([Session(at, (turn,)) for at, turn in turns])
 
 
 def test_a_request_alone_takes_its_passes() -> None:
@@ -136,13 +132,6 @@ def test_knowing_caches_beats_not_knowing_them() -> None:
         assert found["prefix"].ttft_mean < found[other].ttft_mean
 
 
-def test_several_routers_serve_all_users() -> None:
-    simulation, outcome = simulated(settings("prefix", 4, routers=3), rate=24.0, finish=True)
-    assert outcome.ended == outcome.sent > 100
-    for router in simulation.routers:
-        assert {router.policy.in_flight(name) for name in router.names} == {0}
-
-
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +140,6 @@ def test_several_routers_serve_all_users() -> None:
     [
         ({"replicas": 0}, "replicas=0"),
         ({"policy": "magic"}, "policy='magic'"),
-        ({"routers": 0}, "routers=0"),
     ],
 )
 def test_wrong_settings_are_named(fields: dict[str, Any], name: str) -> None:

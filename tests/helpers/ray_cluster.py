@@ -34,8 +34,8 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from nanoinfer.cluster.serve.applications import fleet_arguments  # noqa: E402
 from nanoinfer.cluster.serve.fleet import fleet_named  # noqa: E402
-from nanoinfer.cluster.serve.links import ServeReplicas  # noqa: E402
-from nanoinfer.cluster.serve.messages import Addressed  # noqa: E402
+from nanoinfer.cluster.serve.protocol import Addressed  # noqa: E402
+from nanoinfer.cluster.serve.remote_engine import ServeReplicas  # noqa: E402
 from nanoinfer.cluster.serve.settings import ClusterSettings  # noqa: E402
 
 NOTICES_SOON = {  # that a node is gone, whose connections are refused; one that is only slow has time

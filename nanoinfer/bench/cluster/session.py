@@ -24,8 +24,7 @@ from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # by the name in tables
-    **{name: (name, {}) for name in ("round-robin", "least-loaded", "prefix-hash", "prefix", "ray-prefix")},
-    "ray-prefix-10": ("ray-prefix", {"imbalanced_threshold": 10}),
+    name: (name, {}) for name in ("round-robin", "least-loaded", "prefix-hash", "prefix")
 }
 HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")
 

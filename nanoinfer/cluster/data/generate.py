@@ -2,14 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from nanoinfer.cluster.data.answer_folder import AnswerFolder
-from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, ORDER, Work
+from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, ORDER, Generator, Work, with_order
 from nanoinfer.cluster.policy import check_above_zero, check_count
 from nanoinfer.requests.sampling_params import SamplingParams
 
@@ -63,8 +63,6 @@ def generate_dataset(
         "seed": params.seed,
     }
     from tqdm.auto import tqdm
-
-    from nanoinfer.cluster.data.rounds import RoundLostError, run_round
 
     with AnswerFolder(output, key_column, settings) as folder:
         seed = int(folder.settings["seed"])
@@ -130,3 +128,76 @@ def _keys(dataset: Any, key_column: str, prompt_column: str) -> set[Any]:
         key, count = Counter(keys).most_common(1)[0]
         raise ValueError(f"key_column={key_column!r}: {key!r}: {count} rows have it; each must be there once")
     return set(keys)
+
+
+class RoundLostError(RuntimeError):
+    """A round has brought an error, or nothing for too long."""
+
+
+class Round:
+    """One attempt at what is still to be done of a dataset, in an actor of its own. `answers` can be called once.
+
+    Ray Data may fail, or wait for ever for something that went away with its node. So its driver is not our process but an
+    actor that can be killed: with it go the workers that it has started, and nothing of theirs is waited for.
+    """
+
+    def answers(
+        self, dataset: Any, done: set[Any], work: Work, replicas: int, cpus: float, blocks: int
+    ) -> Iterator[Any]:
+        """pyarrow tables of answered rows, for the rows of `dataset` whose keys are not in `done`, in so many blocks."""
+        import pyarrow
+        from ray.data import ActorPoolStrategy, DataContext
+
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        key, prompt = work.key_column, work.prompt_column
+
+        def to_do(table: Any) -> Any:
+            mask = [each not in done for each in table.column(key).to_pylist()]
+            return with_order(table.filter(pyarrow.array(mask, pyarrow.bool_())), prompt)
+
+        # Sorted, so that prompts with the same beginning go to the same replica; and sorted completely before replicas
+        # start, since both need processors.
+        todo = dataset.repartition(blocks).map_batches(to_do, batch_format="pyarrow", batch_size=None)
+        todo = todo.sort(ORDER).materialize()
+        answered = todo.map_batches(
+            Generator,
+            fn_constructor_args=(work,),
+            compute=ActorPoolStrategy(size=min(replicas, blocks)),
+            num_cpus=cpus,
+            batch_format="pyarrow",
+            batch_size=None,
+        )
+        yield from answered.iter_batches(batch_format="pyarrow", batch_size=None, prefetch_batches=0)
+
+
+def run_round(
+    dataset: Any, done: set[Any], work: Work, replicas: int, cpus: float, blocks: int, stall_timeout_s: float
+) -> Iterator[Any]:
+    """As `Round.answers`, in an actor on this node that ends with the iteration. RoundLostError when it fails, or brings
+    nothing for `stall_timeout_s` seconds."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_restarts=0)(Round).options(scheduling_strategy=here).remote()
+    try:
+        stream = actor.answers.options(num_returns="streaming").remote(dataset, done, work, replicas, cpus, blocks)
+        while True:
+            ready, _ = ray.wait([stream], timeout=stall_timeout_s)
+            if not ready:
+                raise RoundLostError(f"no answer for stall_timeout_s={stall_timeout_s:g} seconds")
+            try:
+                table = ray.get(next(stream), timeout=stall_timeout_s)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise RoundLostError(f"{type(error).__name__}: {_first_line(error)}") from error
+            yield table
+    finally:
+        ray.kill(actor)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -11,11 +11,10 @@ from typing import Any
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from nanoinfer.cluster.serve.links import ServeReplicas
-from nanoinfer.cluster.serve.messages import Addressed, Description
-from nanoinfer.cluster.serve.remote_engine import ServedByReplicas
+from nanoinfer.cluster.serve.protocol import Addressed, Description
+from nanoinfer.cluster.serve.remote_engine import ServedByReplicas, ServeReplicas
 from nanoinfer.cluster.serve.replica import Replica
-from nanoinfer.cluster.serve.settings import RAYS_ROUTERS, ClusterSettings
+from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
 from nanoinfer.server.settings import ServerSettings
 
@@ -48,10 +47,9 @@ def remove(settings: ClusterSettings) -> None:
 
 def replicas_application(settings: ClusterSettings) -> serve.Application:
     """The replicas, for `serve.run`."""
-    router = RAYS_ROUTERS.get(settings.policy)
     config = RequestRouterConfig(
-        request_router_class=router or "nanoinfer.cluster.serve.request_router:FleetRouter",
-        request_router_kwargs=dict(settings.policy_options) if router else fleet_arguments(settings),
+        request_router_class="nanoinfer.cluster.serve.request_router:FleetRouter",
+        request_router_kwargs=fleet_arguments(settings),
     )
     number: dict[str, Any] = {"num_replicas": settings.replicas}
     if settings.max_replicas is not None:
@@ -85,15 +83,14 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
         from nanoinfer.server.app import make_app
 
         arguments = fleet_arguments(settings, description.config)
-        fleet = fleet_named(**arguments, costs=description.costs) if settings.is_ours else None
-        replicas = ServeReplicas(settings.replicas_name, fleet)
+        replicas = ServeReplicas(settings.replicas_name, fleet_named(**arguments, costs=description.costs))
         logging.getLogger("nanoinfer.access").setLevel(logging.INFO)
         return make_app(ServedByReplicas(description, settings, replicas), server)
 
     deployment = serve.deployment(
         name="Door",
-        num_replicas=settings.doors,
-        ray_actor_options={"num_cpus": 0, "resources": {ON_HEAD: 0.001} if settings.doors == 1 else {}},
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0, "resources": {ON_HEAD: 0.001}},  # where what listens for Serve is
         max_ongoing_requests=MOST_ONGOING,
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
         graceful_shutdown_wait_loop_s=0.2,

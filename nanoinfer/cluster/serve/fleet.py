@@ -9,7 +9,7 @@ from typing import Any
 from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policies import make_policy
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
+from nanoinfer.cluster.policy import Policy, RoutedRequest
 
 
 class Fleet:
@@ -75,12 +75,6 @@ class Fleet:
         with self._lock:
             if replica in self.replicas:
                 self._policy.note_snapshot(replica, snapshot)
-
-    def note_load(self, replica: str, load: ReplicaLoad) -> None:
-        """What `replica` says about itself."""
-        with self._lock:
-            if replica in self.replicas:
-                self._policy.note_load(replica, load)
 
     def _forget(self, request_id: str, output_tokens: int | None = None) -> str | None:
         replica = self._sent.pop(request_id, None)

@@ -1,19 +1,19 @@
-"""RemoteCall: one request of a client, from the door to a replica, and on to another one if that dies."""
+"""RemoteCall: one request of a client, from the door to a replica, and on to another one if that dies. Completion: what the
+door knows of one completion of it, so that any replica can go on with it."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
 import numpy as np
 
-from nanoinfer.cluster.serve.completion import Completion
-from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, News, Refused
+from nanoinfer.cluster.serve.protocol import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
 from nanoinfer.frontends.async_stream import Delivery
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
@@ -32,6 +32,69 @@ class Replicas(Protocol):
 
     def note_end(self, call_id: str, output_tokens: int | None = None) -> str | None:
         """Returns the replica that it was sent to, if that is known."""
+
+
+class Completion:
+    """`request`: as the first replica gets it, with n=1 and a seed. `sent`: what the client has got, or will get."""
+
+    def __init__(self, index: int, request: Request):
+        self.index, self.request = index, request
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.logprobs: list[dict[int, float]] = []
+        self.prompt_logprobs: list[float | None] | None = None
+        self.prompt_top_logprobs: list[dict[int, float] | None] | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.cached_tokens: int | None = None  # where it began
+        self.drafted_tokens = self.accepted_tokens = 0
+        self.error: Exception | None = None
+        self.ended = False
+
+    def rest(self, timeout_s: float | None) -> Request:
+        """The request for what is missing. Prompt log-probabilities are not asked for again once they are there."""
+        params, given = self.request.params, tuple(self.token_ids)
+        if given and params.prompt_logprobs:
+            params = replace(params, prompt_logprobs=False, prompt_top_logprobs=0)
+        return replace(self.request, params=params, output_ids=given, timeout_s=timeout_s)
+
+    def add(self, piece: StreamPiece) -> StreamPiece:
+        """Take a piece of a replica; returns it as the client gets it."""
+        if self.cached_tokens is None:
+            self.cached_tokens = piece.cached_tokens
+        self.token_ids += piece.token_ids
+        self.text += piece.text
+        self.logprobs += piece.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or piece.prompt_logprobs
+        self.prompt_top_logprobs = self.prompt_top_logprobs or piece.prompt_top_logprobs
+        self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        return replace(piece, index=self.index, cached_tokens=self.cached_tokens)
+
+    def end(self, ended: Ended) -> None:
+        """It is over."""
+        self.drafted_tokens += ended.drafted_tokens
+        self.accepted_tokens += ended.accepted_tokens
+        self.error, self.ended = ended.error, True
+
+    def lose(self) -> None:
+        """Its replica is gone. If its last piece has come, all of it is there: only its counts of drafts are lost."""
+        self.ended = self.finish_reason is not None
+
+    def cut(self, reason: FinishReason, request_id: int, prompt_tokens: int) -> StreamPiece:
+        """End it from outside; returns its last piece."""
+        self.finish_reason, self.ended = reason, True
+        logprobs: list[dict[int, float]] | None = None if self.request.params.logprobs is None else []
+        cached = self.cached_tokens or 0
+        return StreamPiece(request_id, self.index, "", [], reason, prompt_tokens, cached, None, logprobs)
+
+    def output(self) -> CompletionOutput:
+        """Its state."""
+        logprobs = None if self.request.params.logprobs is None else self.logprobs
+        counts = self.cached_tokens or 0, self.drafted_tokens, self.accepted_tokens
+        buffer = np.array(self.token_ids, dtype=np.int64)
+        return CompletionOutput(
+            self.index, self.text, self.finish_reason, self.stop_reason, *counts, buffer, 0, len(buffer), logprobs
+        )
 
 
 class LostError(Exception):
@@ -55,12 +118,10 @@ class RemoteCall:
         replicas: Replicas,
         delivery: Delivery,
         limits: tuple[float, float, int],
-        prompt_text: Callable[[Request], str] = lambda request: "",
     ):
         self.request_id, self.call_id, self._door = request_id, f"{door}-{request_id}", door
         self._replicas, self._delivery = replicas, delivery
         self._silence_s, self._patience_s, self._most_moves = limits
-        self._prompt_text = prompt_text(request)
         self._completions = [Completion(i, each) for i, each in enumerate(one_each(request))]
         self._prompt, self._timeout_s = request.prompt, request.timeout_s
         self._started = self._looking_since = time.monotonic()
@@ -69,7 +130,6 @@ class RemoteCall:
         self._avoid: frozenset[str] = frozenset()
         self.replica = ""  # where it is, or was last
         self.moves = 0
-        self._given_up = False
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -92,21 +152,17 @@ class RemoteCall:
             return
         self._finish(error)
 
-    def give_up(self, replica: str) -> None:
-        """Move on from a replica that does not do as it is told, with its next answer; it sends one every second."""
-        self._given_up = self._given_up or replica == self.replica
-
     # --- one replica --------------------------------------------------------------------------------------------------
 
     async def _attempt(self) -> None:
         open_ones = [each for each in self._completions if not each.ended]
-        self._given_up = self._is_computed = False
+        self._is_computed = False
         timeout_s = self._time_left()
         if timeout_s is not None and timeout_s <= 0:
             self._cut(open_ones, FinishReason.TIMEOUT)
             return
         requests = [each.rest(timeout_s) for each in open_ones]
-        call = Call(self.call_id, self._door, requests, self._avoid, self._prompt_text)
+        call = Call(self.call_id, self._door, requests, self._avoid)
         answers = self._replicas.generate(call)
         try:
             if await self._wait_for_acceptance(answers):
@@ -157,8 +213,6 @@ class RemoteCall:
         held: dict[int, StreamPiece] = {}  # last pieces of completions that were aborted: by whom, their ends tell
         while any(not each.ended for each in completions):
             news = await self._next(answers, self._silence_s)
-            if self._given_up:
-                raise LostError(f"{self.replica} cannot be told to go on")
             if not isinstance(news, News):
                 raise LostError(f"{self.replica} answers {type(news).__name__} to a call that it has")
             for piece in news.pieces:

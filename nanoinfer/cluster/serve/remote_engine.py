@@ -1,16 +1,20 @@
 """RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/served.py`)."""
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from nanoinfer.cluster.serve.links import NewsReader, ServeReplicas, start_task
-from nanoinfer.cluster.serve.messages import Addressed, Description
+from ray import serve
+
+from nanoinfer.cluster.serve.fleet import Fleet
+from nanoinfer.cluster.serve.protocol import Addressed, Call, Description, Told
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
@@ -20,12 +24,12 @@ from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.server.errors import NO_RETRY, ApiError
 from nanoinfer.server.served import Served
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 VISIT_S = 10.0  # for a replica to answer about itself
-TELLS, TELL_AGAIN_S = 10, 0.2  # how often a replica is told to hold a call, or to go on with it
+RETRY_S = 0.2  # until it is asked or told again
 NO_LOADING = "adapters of a cluster are given when it is deployed (serve --replicas N --adapter NAME=PATH)"
 
 
@@ -46,12 +50,93 @@ class RemoteModel:
         self.builder.check(request, self.config.max_context_len)
         return request
 
-    def shown(self, request: Request) -> str:
-        """Its prompt as text that is not empty, for routers that want one."""
-        prompt = request.prompt
-        if isinstance(prompt, str) or self.builder.tokenizer is None:
-            return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-        return self.builder.tokenizer.decode(prompt, skip_special_tokens=False) or " "
+
+class ServeReplicas:
+    """How a door reaches the replicas, by a handle of Serve. Calls go where Serve's router sends them (see FleetRouter);
+    what is addressed goes to one replica by its name. `fleet`: what the router knows."""
+
+    def __init__(self, application: str, fleet: Fleet):
+        self.fleet = fleet
+        self._handle = serve.get_deployment_handle("Replica", app_name=application)
+
+    def generate(self, call: Call) -> Any:
+        """Send a call: its answers, which can be iterated over and cancelled."""
+        return self._handle.options(method_name="generate", stream=True).remote(call)
+
+    async def ask(self, method: str, message: Addressed, timeout_s: float) -> Any:
+        """What a method of one replica returns. TimeoutError, or what Ray and Serve raise when it is gone."""
+
+        async def call() -> Any:
+            return await self._handle.options(method_name=method).remote(message)
+
+        return await asyncio.wait_for(start_task(call), timeout_s)
+
+    async def describe(self, timeout_s: float) -> Description:
+        """The model, told by any replica."""
+        answer: Description = await self.ask("describe", Addressed(""), timeout_s)
+        return answer
+
+    def note_first_token(self, call_id: str, cached_tokens: int) -> None:
+        """Pass it on to the fleet."""
+        self.fleet.note_first_token(call_id, cached_tokens)
+
+    def note_end(self, call_id: str, output_tokens: int | None = None) -> str | None:
+        """Pass it on to the fleet."""
+        return self.fleet.note_end(call_id, output_tokens)
+
+
+def start_task(coroutine: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    """A task that does not belong to the request during which it begins. Serve tells calls of one request apart by an id
+    that it finds in the context, and a request here may have many calls at once."""
+    return asyncio.get_running_loop().create_task(coroutine(), context=Context())
+
+
+class NewsReader:
+    """Hears what the replicas' trees hold: one task per replica, as long as Serve says that there is one. `timeout_s`: for
+    one answer."""
+
+    def __init__(self, door: str, replicas: ServeReplicas, timeout_s: float):
+        self._door, self._fleet, self._replicas, self._timeout_s = door, replicas.fleet, replicas, timeout_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Begin, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._fleet.on_change = lambda: loop.call_soon_threadsafe(self._follow)
+        self._follow()
+
+    def stop(self) -> None:
+        """End all tasks."""
+        self._fleet.on_change = None
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+
+    def _follow(self) -> None:
+        now = self._fleet.replicas
+        for gone in set(self._tasks) - now:
+            self._tasks.pop(gone).cancel()
+        for replica in now - set(self._tasks):
+            self._tasks[replica] = start_task(lambda replica=replica: self._read(replica))  # type: ignore[misc]
+
+    async def _read(self, replica: str) -> None:
+        source, seq = "", 0  # of the batch that comes next; source "": a snapshot
+        while True:
+            try:
+                ask = Addressed(replica, self._door, (source, seq))
+                told: Told = await self._replicas.ask("tell", ask, self._timeout_s)
+                if told.snapshot is not None:
+                    self._fleet.note_snapshot(replica, told.snapshot)
+                    source, seq = told.snapshot.source, told.snapshot.seq
+                for batch in told.batches:
+                    if not self._fleet.note_events(replica, batch):
+                        source = ""  # some are missing: everything again
+                        break
+                    seq = batch.seq + 1
+            except Exception as error:  # it is gone, or will answer again; Serve says which
+                logger.info("%s tells nothing: %s: %s", replica, type(error).__name__, error)
+                await asyncio.sleep(RETRY_S)
+                source = ""
 
 
 class RemoteEngine:
@@ -69,8 +154,8 @@ class RemoteEngine:
 
     def _start(self) -> None:
         """Listen to the replicas, from the first request on."""
-        if self._news is None and self._replicas.fleet is not None:
-            self._news = NewsReader(self._door, self._replicas.fleet, self._replicas, self._settings.silence_s)
+        if self._news is None:
+            self._news = NewsReader(self._door, self._replicas, self._settings.silence_s)
             self._news.start()
 
     async def add_prepared(self, groups: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
@@ -105,8 +190,7 @@ class RemoteEngine:
         settings = self._settings
         delivery = Delivery(asyncio.get_running_loop(), max_unread, self._hold)
         limits = settings.silence_s, settings.patience_s, settings.most_moves
-        shown = (lambda request: "") if settings.is_ours else self._model.shown
-        call = RemoteCall(next(self._ids), request, self._door, self._replicas, delivery, limits, shown)
+        call = RemoteCall(next(self._ids), request, self._door, self._replicas, delivery, limits)
         delivery.request_id = call.request_id
         task = start_task(call.run)
         self._tasks[delivery], self._calls[delivery] = task, call
@@ -121,29 +205,21 @@ class RemoteEngine:
     def _hold(self, delivery: Delivery, hold: bool) -> None:
         """The reader is too far behind, or no more."""
         call = self._calls.get(delivery)
-        if call is not None and call.replica and self._settings.is_ours and delivery not in self._holding:
+        if call is not None and call.replica and delivery not in self._holding:
             self._holding.add(delivery)
             start_task(lambda: self._tell(delivery, call))
 
     async def _tell(self, delivery: Delivery, call: RemoteCall) -> None:
-        """Have the replica hold the call or go on with it, until it does what the reader needs now. One that cannot be told
-        loses the call, which would wait there for ever."""
-        failures = 0
-        try:
-            while delivery in self._calls and failures < TELLS:
-                replica, hold = call.replica, delivery.is_held
-                message = Addressed(replica, self._door, (call.call_id, hold))
-                try:
-                    await self._replicas.ask("hold", message, VISIT_S)
-                except Exception:  # it is gone, or busy with a long step
-                    failures += 1
-                    await asyncio.sleep(TELL_AGAIN_S)
-                else:
-                    if (replica, hold) == (call.replica, delivery.is_held):
-                        return
-            call.give_up(call.replica)
-        finally:
-            self._holding.discard(delivery)
+        """Have the replica hold the call or go on with it, until it does what the reader needs now."""
+        is_told = False
+        while delivery in self._calls and not is_told:
+            replica, hold = call.replica, delivery.is_held
+            try:
+                await self._replicas.ask("hold", Addressed(replica, self._door, (call.call_id, hold)), VISIT_S)
+                is_told = (replica, hold) == (call.replica, delivery.is_held)
+            except Exception:  # it is gone, or busy with a long step
+                await asyncio.sleep(RETRY_S)
+        self._holding.discard(delivery)
 
     async def load_adapter(self, name: str, path: str | Path) -> Any:
         """AdapterError: replicas that come later would not have it."""
@@ -154,11 +230,7 @@ class RemoteEngine:
         raise AdapterError(NO_LOADING)
 
     async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
-        """`AsyncEngine.visit` at every replica that can be reached. ReplicaLostError if there is none, ApiError with one of
-        Ray's own policies."""
-        if self._replicas.fleet is None:
-            message = f"policy={self._settings.policy!r}: replicas cannot be asked one by one"
-            raise ApiError(501, message, code="not_supported", headers=NO_RETRY)
+        """`AsyncEngine.visit` at every replica that can be reached. ReplicaLostError if there is none."""
         self._start()
         if not self._replicas.fleet.replicas:  # Serve tells its router with the first call
             await asyncio.gather(self._replicas.describe(VISIT_S), return_exceptions=True)

@@ -11,7 +11,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from nanoinfer.cluster.policy import RoutedRequest
 from nanoinfer.cluster.serve.fleet import fleet_named
-from nanoinfer.cluster.serve.messages import Addressed, Call
+from nanoinfer.cluster.serve.protocol import Addressed, Call
 
 
 class FleetRouter(RequestRouter):

@@ -11,14 +11,6 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import LLM
 
-SERVES_PREFIX_CACHE_ROUTER = (
-    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"
-)
-RAYS_ROUTERS = {  # Serve's own, for comparisons: they hear nothing of what trees hold
-    "ray-prefix": SERVES_PREFIX_CACHE_ROUTER,
-    "ray-power-of-two": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
-}
-
 
 @dataclass(frozen=True)
 class ReplicaSettings:
@@ -74,10 +66,8 @@ class ClusterSettings:
 
     - `replica`; `replicas`: how many at first; `max_replicas`: with more than `replicas`, their number follows the queued
       tokens, `queued_tokens_per_replica` of which are fine. `cpus_per_replica`: what Ray sets aside for each.
-    - `policy` and `policy_options`: of POLICIES, see `make_policy`; or one of Ray's own routers, `ray-prefix` or
-      `ray-power-of-two`.
-    - `name`: of the two applications, NAME (the door) and NAME-replicas. `doors`: how many processes take requests; a
-      single one is on the head node, as what listens for Serve is.
+    - `policy` and `policy_options`: of POLICIES, see `make_policy`.
+    - `name`: of the two applications, NAME (the door) and NAME-replicas.
     - `silence_s`: a replica that says nothing for so long has lost its calls, which move to others. `patience_s`: how long
       a call looks for a replica that takes it. `most_moves`: how often a call may move before it fails.
     - `drain_timeout_s`: for calls at a replica or door that is told to end. `health_check_period_s`: between two looks at
@@ -92,7 +82,6 @@ class ClusterSettings:
     policy: str = "prefix"
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     name: str = "nanoinfer"
-    doors: int = 1
     silence_s: float = 15.0
     patience_s: float = 60.0
     most_moves: int = 4
@@ -101,7 +90,7 @@ class ClusterSettings:
     health_check_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "doors", "most_moves"):
+        for name in ("replicas", "most_moves"):
             check_count(name, getattr(self, name), least=1)
         if self.max_replicas is not None:
             check_count("max_replicas", self.max_replicas, least=self.replicas)
@@ -113,15 +102,10 @@ class ClusterSettings:
             raise ValueError(f"block_size={blocks!r}: must be event_block_size={self.replica.event_block_size}")
         if not self.name or not self.name.replace("-", "").isalnum():
             raise ValueError(f"name={self.name!r}: must be letters, digits and dashes")
-        if self.policy not in (*POLICIES, *RAYS_ROUTERS):
-            raise ValueError(f"policy={self.policy!r}: must be one of {', '.join((*POLICIES, *RAYS_ROUTERS))}")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy={self.policy!r}: must be one of {', '.join(POLICIES)}")
 
     @property
     def replicas_name(self) -> str:
         """The application of the replicas."""
         return f"{self.name}-replicas"
-
-    @property
-    def is_ours(self) -> bool:
-        """True when FleetRouter routes; False for one of Ray's own routers, which cannot address a replica."""
-        return self.policy not in RAYS_ROUTERS

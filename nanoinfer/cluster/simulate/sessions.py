@@ -114,7 +114,6 @@ class SimRequest:
     number: int
     sent: float
     ideal_tokens: int
-    router: int
     replica: int = -1
     first_token: float = 0.0
     cached_tokens: int = 0

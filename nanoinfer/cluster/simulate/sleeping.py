@@ -5,7 +5,7 @@ import time
 import torch
 
 from nanoinfer.cluster.costs import PassCosts, pass_of
-from nanoinfer.cluster.simulate.pools import make_pools
+from nanoinfer.cluster.simulate.replica import make_pools
 from nanoinfer.cluster.simulate.sessions import VOCAB_SIZE
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine

@@ -1,4 +1,5 @@
-"""Simulations by name, several at a time, and their results in a file."""
+"""Simulations by name, several at a time; their results in a file, as a table for a terminal and a page, and as a picture:
+policies by the number of replicas."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -28,16 +29,17 @@ class Job:
     rate: float
     seconds: float
     warm_up: float
+    seed: int
 
     def run(self) -> dict[str, Any]:
         """The figures of its report. Only `requests`, 0, if none was measured: a policy that sends all requests to a
         few of many replicas may keep all of them waiting until the end."""
         one = self.settings
         outcome = Simulation(one).run(
-            make_trace(self.trace, self.rate * one.replicas, one.seed), self.seconds, self.warm_up
+            make_trace(self.trace, self.rate * one.replicas, self.seed), self.seconds, self.warm_up
         )
         figures = asdict(Report.of(outcome)) if outcome.measured else {"requests": 0, "open": outcome.open}
-        return {"replicas": one.replicas, "policy": one.policy, "routers": one.routers, **figures}
+        return {"replicas": one.replicas, "policy": one.policy, **figures}
 
 
 def run_jobs(
@@ -72,3 +74,74 @@ def read_results(path: str) -> dict[str, Any]:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no file of results ({error})") from error
     return content
+
+
+COLUMNS = (
+    ("requests", "{:,}", "requests", 1),
+    ("hits", "{:.1f} %", "hit_rate", 100.0),
+    ("of one cache for all", "{:.1f} %", "ideal_hit_rate", 100.0),
+    ("TTFT mean", "{:.1f} ms", "ttft_mean", 1e3),
+    ("p50", "{:.1f} ms", "ttft_p50", 1e3),
+    ("p99", "{:.1f} ms", "ttft_p99", 1e3),
+    ("tok/s per replica", "{:,.0f}", "tokens_per_second", 1.0),
+    ("imbalance", "{:.2f}", "imbalance", 1.0),
+)
+
+
+def table(runs: dict[str, Any]) -> str:
+    """Runs by name, a line each, in Markdown whose columns are aligned in the text, too."""
+    lines = [["run", *(head for head, *_ in COLUMNS)]]
+    for name, run in runs.items():
+        cells = [text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS]
+        lines.append([name, *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    first = [line[0].ljust(widths[0]) for line in lines]
+    others = [[cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)] for line in lines]
+    return "\n".join(f"| {' | '.join([name, *cells])} |" for name, cells in zip(first, others, strict=True))
+
+
+PANELS = (
+    ("hit_rate", "prompt tokens that were cached", 100.0, "%"),
+    ("ttft_p50", "time to the first token,\nmedian (logarithmic)", 1e3, "ms"),
+    ("ttft_p99", "time to the first token,\n99th percentile (logarithmic)", 1e3, "ms"),
+    ("tokens_per_second", "output tokens per second\nand replica", 1.0, ""),
+)
+
+
+def draw(runs: list[dict[str, Any]], file: Path) -> None:
+    """Write a PNG for a page about 900 pixels wide: hits, both waits and throughput, a line per policy over the number of
+    replicas."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib import ticker
+
+    from nanoinfer.viz.palette import LINES
+
+    styles = (("-", "o", LINES[0]), ("--", "s", LINES[7]), (":", "^", LINES[2]), ("-.", "D", LINES[3]))
+    ended = [run for run in runs if run["requests"]]
+    policies, sizes = list(dict.fromkeys(run["policy"] for run in runs)), sorted({run["replicas"] for run in runs})
+    with plt.rc_context({"font.size": 12, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, grid = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+        for axes, (key, title, factor, unit) in zip(grid.flat, PANELS, strict=True):
+            for policy, (line, marker, colour) in zip(policies, styles, strict=False):
+                points = sorted((run["replicas"], factor * run[key]) for run in ended if run["policy"] == policy)
+                x, y = [replicas for replicas, _ in points], [value for _, value in points]
+                axes.plot(x, y, line, marker=marker, color=colour, label=policy, markersize=6)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45 if len(sizes) > 6 else 0)
+            axes.minorticks_off()
+            axes.set_title(title)
+            axes.set(xlabel="replicas", ylabel=unit)
+            if key.startswith("ttft") and ended:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.yaxis.set_minor_locator(ticker.NullLocator())
+            else:
+                axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
+        grid.flat[0].legend(frameon=False, fontsize=10)
+        figure.savefig(file, dpi=140, metadata={"Software": None})
+        plt.close(figure)

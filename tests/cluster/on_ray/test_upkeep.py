@@ -1,5 +1,4 @@
-"""What Serve does with replicas by what they report: more of them, another one; replicas of several processes; and Ray's
-own routers before them."""
+"""What Serve does with replicas by what they report: more of them, another one; and replicas of several processes."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from tests.helpers.waiting import HANG_S, until
 pytestmark = pytest.mark.soak
 OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 SLOW = PassCosts(1e-3, 0.05, 1e-3, 0.0)  # 20 prompt tokens per second
-NUMBERS = count()  # a name is used once: Ray's router remembers the replicas of the last cluster of a name
+NUMBERS = count()  # each cluster has a name of its own
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +35,7 @@ def nodes(port: int) -> Iterator[Any]:
 
 @pytest.fixture
 def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
-    """`deployed(ReplicaSettings(...), ...)` deploys such a cluster: a Watcher (None with a router of Ray's), and where it
-    listens."""
+    """`deployed(ReplicaSettings(...), ...)` deploys such a cluster: a Watcher, and where it listens."""
     from nanoinfer.cluster.serve.applications import deploy, remove
     from nanoinfer.cluster.serve.settings import ClusterSettings
     from nanoinfer.server.settings import ServerSettings
@@ -51,7 +49,7 @@ def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
         )
         made.append(settings)
         deploy(settings, ServerSettings(served_model_name="story"))
-        return Watcher(settings) if settings.is_ours else None, f"http://127.0.0.1:{port}"
+        return Watcher(settings), f"http://127.0.0.1:{port}"
 
     yield make
     for settings in made:
@@ -105,20 +103,6 @@ def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
     watcher, url = deployed(split, 2, cpus_per_replica=2.0, patience_s=HANG_S)
     until(lambda: len(watcher.names()) == 2, "both replicas")
     asked = bodies(6, 24)
-
-    async def ask() -> list[Any]:
-        return [answer.in_full for answer in await asyncio.gather(*(stream(url, body) for body in asked))]
-
-    assert asyncio.run(ask()) == expected(LLM("story", **OPTIONS), asked)
-
-
-@pytest.mark.parametrize("policy", ["ray-prefix", "ray-power-of-two"])
-def test_rays_own_routers_serve_too(deployed: Any, policy: str) -> None:
-    from nanoinfer.cluster.policies import ROUGH_COSTS
-    from nanoinfer.cluster.serve.settings import ReplicaSettings
-
-    _, url = deployed(ReplicaSettings(options=OPTIONS, threads=1, costs=ROUGH_COSTS), 2, policy=policy)
-    asked = bodies(6, 12)
 
     async def ask() -> list[Any]:
         return [answer.in_full for answer in await asyncio.gather(*(stream(url, body) for body in asked))]

@@ -1,17 +1,103 @@
-"""answer_call: how a replica answers a call, with an AsyncEngine and without Ray; Leases: which doors still read."""
+"""What the door and the replicas say to each other, small and picklable; and how a replica answers a call, without Ray."""
 
 import asyncio
 import pickle
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from nanoinfer.cluster.serve.messages import Accepted, Answer, Call, Ended, News, Refused
+from nanoinfer.cache.block_events import EventBatch, Snapshot
+from nanoinfer.cluster.costs import PassCosts
+from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.frontends.async_stream import AsyncStream
+from nanoinfer.requests.request import Request
 from nanoinfer.requests.stream_pieces import StreamPiece
 
 ALIVE_S = 1.0  # a call hears from its replica at least this often
+
+
+@dataclass(frozen=True)
+class Call:
+    """The door asks for completions of one prompt. `requests`: one per completion that has not ended, each with n=1.
+
+    `call_id`: the same however often the call moves to another replica. `door`: who asks. `avoid`: replicas that have lost
+    or refused it.
+    """
+
+    call_id: str
+    door: str
+    requests: Sequence[Request]
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """Something for one replica, of whatever kind its method takes; "" is any replica."""
+
+    replica: str
+    door: str = ""
+    content: Any = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """First answer to a Call: its requests are queued at `replica`."""
+
+    replica: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """First and only answer to a Call that cannot be queued: the error, as the engine raised it."""
+
+    replica: str
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a completion; its last piece came before. `error`: what failed, if a step did."""
+
+    index: int
+    drafted_tokens: int
+    accepted_tokens: int
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class News:
+    """What is new: pieces, whose `index` is a request's place in the Call. Empty: the replica is alive, and that is all."""
+
+    pieces: Sequence[StreamPiece] = ()
+    ends: Sequence[Ended] = ()
+
+
+@dataclass(frozen=True)
+class Told:
+    """What has changed in a replica's tree since a batch that the door names, or all of it."""
+
+    batches: Sequence[EventBatch] = ()
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a door must know about the model that the replicas serve. `path`: its folder, for the tokenizer; None if it has
+    none. `costs`: of its passes, if they were measured."""
+
+    name: str
+    path: str | None
+    config: EngineConfig
+    vocab_size: int
+    end_token_ids: Sequence[int]
+    adapters: Sequence[str] = field(default_factory=tuple)
+    most_tokens: int = 0
+    costs: PassCosts | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+Answer = Accepted | Refused | News
 
 
 async def answer_call(
@@ -78,27 +164,3 @@ def portable(error: BaseException) -> Exception:
     except Exception:
         copy = None
     return copy if isinstance(copy, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-
-
-class Leases:
-    """A replica forgets the calls of a door that has died. Doors show that they live by asking for news of the tree. One
-    that has done so before and is silent for `silence_s` is dead; one that never asked (it does not want such news) is
-    taken to live."""
-
-    def __init__(self, silence_s: float, clock: Callable[[], float] = time.monotonic):
-        self._silence_s, self._clock = silence_s, clock
-        self._seen: dict[str, float] = {}
-
-    def see(self, door: str) -> None:
-        """The door lives."""
-        self._seen[door] = self._clock()
-
-    @property
-    def doors(self) -> list[str]:
-        """All that have asked, and are not dead."""
-        return [door for door in list(self._seen) if not self.is_dead(door)]
-
-    def is_dead(self, door: str) -> bool:
-        """True if nobody will read what the door asked for."""
-        seen = self._seen.get(door)
-        return seen is not None and self._clock() - seen > self._silence_s
