@@ -18,8 +18,8 @@ share of weights and K/V, and nothing else. Start reading with `shard.py`; then 
 | `shard.py` | which heads, columns and rows a rank has |
 | `layers.py` | the layers that work together |
 | `communicator.py` | what the ranks do together: broadcast, all-reduce, gather |
-| `messages.py`, `adapters.py` | what rank 0 says: a pass, an adapter |
-| `load.py`, `runner.py`, `ranks.py` | rank 0: loads its share, announces passes |
+| `messages.py` | what rank 0 says: a pass, an adapter |
+| `load.py`, `runner.py`, `ranks.py` | rank 0: loads its share, announces passes, starts and ends the others |
 | `worker.py` | the other ranks |
-| `members.py`, `meeting.py` | how processes start, find each other, connect, and end |
+| `meeting.py` | where processes find each other |
 """

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nanoinfer.errors import RankError
-from nanoinfer.parallel.meeting import FOR_EVER, LOOPBACK, Meeting, WatchedStore
+from nanoinfer.parallel.meeting import FOR_EVER, LOOPBACK, Meeting
 from nanoinfer.parallel.shard import Shard
 
 FRAME = 8192  # bytes of a message that are sent at once; most messages are shorter
@@ -129,26 +129,14 @@ class Communicator(ABC):
         after it."""
 
 
-def join(meeting: Meeting, check: Callable[[], None] | None = None) -> "GroupCommunicator":
-    """Wait until all ranks are here, and connect to them. `check` is called meanwhile; what it raises ends the waiting."""
-    if check is None:
-        return GroupCommunicator(meeting, meeting.store)
-    store = WatchedStore(meeting.store, check)
-    try:
-        return GroupCommunicator(meeting, store)
-    except BaseException as error:
-        if store.problem is not None and store.problem is not error:
-            raise store.problem from None
-        raise
-
-
 class GroupCommunicator(Communicator):
-    """RankError if the connection to another rank is lost, which happens at once when that process ends."""
+    """Connects to all ranks, which are at the meeting or come to it. RankError if the connection to another rank is lost,
+    which happens at once when that process ends."""
 
-    def __init__(self, meeting: Meeting, store: dist.Store):
+    def __init__(self, meeting: Meeting):
         super().__init__(meeting.shard)
-        self._store = store
-        self._host = _gloo(dist.PrefixStore("gloo", store), self.shard.rank, self.shard.size)
+        self._store = meeting.store
+        self._host = _gloo(dist.PrefixStore("gloo", meeting.store), self.shard.rank, self.shard.size)
         self._device_groups: dict[str, Any] = {}
 
     def gather_all(self, x: torch.Tensor) -> list[torch.Tensor]:

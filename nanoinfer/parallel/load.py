@@ -107,19 +107,13 @@ def load_split_model(
         "generation_config": generation_config,
     }
     ranks = Ranks.start(size)
-    return load_share(ranks, path, resolved.type, name=str(model), **options)
-
-
-def load_share(ranks: Ranks, path: Path, device: str = "cpu", name: str | None = None, **options: Any) -> LoadedModel:
-    """Have all `ranks` load their shares of the checkpoint in `path`, and return rank 0's. `options` of `load_model`, which
-    JSON can hold. The ranks are ended when it raises."""
-    values = {"model": str(path), "device": device, "threads": ranks.threads, **options}
+    values = {"model": str(path), "device": resolved.type, "threads": ranks.threads, **options}
     try:
         with ranks.doing(Message("load", values)):
             share = ModelShare(ranks.communicator, ranks)
-            loaded = load_model(path, device=device_of(device, 0), split=share, **options)
+            loaded = load_model(path, device=device_of(resolved.type, 0), split=share, **options)
             ranks.communicator.meet()
     except BaseException:
         ranks.close()
         raise
-    return replace(loaded, name=name or str(path))
+    return replace(loaded, name=str(model))

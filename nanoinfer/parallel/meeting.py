@@ -1,19 +1,20 @@
-"""Meeting: where the ranks of a model find each other, and say why they failed. It is a store of torch.distributed: a
-dictionary of bytes in the process that hosts it."""
+"""Meeting: where the ranks of a model find each other. It is a store of torch.distributed: a dictionary of bytes in the
+process that hosts it."""
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
+from nanoinfer.errors import RankError
 from nanoinfer.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
 # Longer than any wait. A rank waits while its engine is idle. It learns from lost connections that another one has ended.
 FOR_EVER = timedelta(days=3650)
+CONNECTING = timedelta(seconds=20)  # once all ranks are there
 SECONDS_BETWEEN_LOOKS = 0.02
 
 
@@ -43,8 +44,10 @@ class Meeting:
 
     @classmethod
     def at_port(cls, rank: int, size: int, port: int) -> "Meeting":
-        """Another rank's, on the same machine."""
-        return cls(Shard(rank, size), dist.TCPStore(LOOPBACK, port, is_master=False, timeout=FOR_EVER))
+        """Another rank's, on the same machine. Rank 0 learns that it is there."""
+        meeting = cls(Shard(rank, size), dist.TCPStore(LOOPBACK, port, is_master=False, timeout=FOR_EVER))
+        meeting.store.set(f"here/{rank}", "")
+        return meeting
 
     @classmethod
     def under_torchrun(cls) -> "Meeting":
@@ -52,61 +55,12 @@ class Meeting:
         store, rank, size = next(dist.rendezvous("env://", timeout=FOR_EVER))
         return cls(Shard(rank, size), dist.PrefixStore("nanoinfer", store))
 
-    def note_failure(self, error: BaseException) -> None:
-        """Say why this rank ends. Does nothing if the store is gone."""
-        try:
-            self.store.set(f"failed/{self.shard.rank}", f"{type(error).__name__}: {error}")
-        except RuntimeError:
-            return
-
-    def failure_of(self, rank: int) -> str | None:
-        """What a rank has said before it ended; None if it could say nothing."""
-        try:
-            key = f"failed/{rank}"
-            return self.store.get(key).decode() if self.store.check([key]) else None
-        except RuntimeError:
-            return None
-
-
-class WatchedStore(dist.Store):
-    """`store`, but each wait looks again and again whether what is waited for can still come: `check` raises if not."""
-
-    def __init__(self, store: dist.Store, check: Callable[[], None]):
-        super().__init__()
-        self._store, self._check = store, check
-        self.problem: BaseException | None = None  # what `check` raised; it may look different after a way through C++
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all `keys` are there, whatever `timeout` says."""
-        try:
-            while not self._store.check(list(keys)):  # a short wait of its own would write a warning each time
-                self._check()
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-        except BaseException as problem:
-            self.problem = problem
-            raise
-
-    def get(self, key: str) -> bytes:
-        """Wait for `key`; its value."""
-        self.wait([key])
-        return self._store.get(key)
-
-    def set(self, key: str, value: Any) -> None:
-        """As in torch."""
-        self._store.set(key, value)
-
-    def add(self, key: str, value: int) -> int:
-        """As in torch."""
-        return self._store.add(key, value)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """As in torch."""
-        return self._store.check(list(keys))
-
-    def delete_key(self, key: str) -> bool:
-        """As in torch."""
-        return self._store.delete_key(key)
-
-    def num_keys(self) -> int:
-        """As in torch."""
-        return self._store.num_keys()
+    def wait_for_others(self, all_live: Callable[[], bool]) -> None:
+        """Rank 0 of a hosted one: return when the others are there, RankError once not `all_live`. From then on, connecting
+        to them takes hardly any time."""
+        keys = [f"here/{rank}" for rank in range(1, self.shard.size)]
+        while not self.store.check(keys):  # a wait of the store's own could not look who lives
+            if not all_live():
+                raise RankError("a rank has ended before it was there")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        self.store.set_timeout(CONNECTING)

@@ -1,6 +1,11 @@
-"""Ranks: rank 0's way to all the others. It tells them what to do, does its part of it, and notices when one ends."""
+"""Ranks: rank 0's way to all the others. It tells them what to do, does its part of it, and notices when one ends; and the
+processes of the others, as rank 0 sees them."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,17 +13,81 @@ from contextlib import contextmanager
 import torch
 
 from nanoinfer.errors import RankError
-from nanoinfer.parallel.communicator import Communicator, join
-from nanoinfer.parallel.meeting import Meeting
-from nanoinfer.parallel.members import (
-    Members,
-    RanksOfTorchrun,
-    StartedRanks,
-    first_ended,
-)
+from nanoinfer.parallel.communicator import Communicator, GroupCommunicator
+from nanoinfer.parallel.meeting import SECONDS_BETWEEN_LOOKS, Meeting
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.shard import torchrun_rank
 from nanoinfer.threads.exit_gate import exit_gate
+
+LOST = 3  # the exit code of a rank that has lost its connection, because another one has ended
+SECONDS_TO_END = 5.0  # after that, a process that has been asked to end is killed
+SECONDS_TO_LOOK = 5.0  # how long a process may take from closing its connections until the system knows how it ended
+
+
+class Members:
+    """All ranks but this one, which is rank 0; here, those that torchrun has started. It ends all of them when one fails,
+    and says so."""
+
+    def ended(self) -> list[str]:
+        """A sentence about each rank that has ended: which it was, and how it ended. The likeliest cause comes first."""
+        return []
+
+    def end(self, patiently: bool) -> None:
+        """See to it that none is left; `patiently`: they know already, so give them some time. May be called again."""
+
+
+class StartedRanks(Members):
+    """Processes that rank 0 has started, each as `python -m nanoinfer.parallel.worker`: it imports nothing of the program
+    that uses nanoinfer, so this may be a notebook, or a script without a main guard."""
+
+    def __init__(self, size: int, port: int):
+        self._size, self._owner = size, os.getpid()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        command = [sys.executable, "-P", "-m", "nanoinfer.parallel.worker", "--size", str(size), "--port", str(port)]
+        # What this process can import, the others can, too, wherever it has found it.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        try:
+            for rank in range(1, size):
+                self._processes[rank] = subprocess.Popen(
+                    [*command, "--rank", str(rank), "--parent", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,  # the terminal's Ctrl-C is for rank 0
+                )
+        except BaseException:
+            self.end(patiently=False)
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes' ids, by rank from 1 on."""
+        return [process.pid for process in self._processes.values()]
+
+    def ended(self) -> list[str]:
+        """As in Members: those that only lost their connection come last. Why one failed, it has said on standard error."""
+        codes = {rank: code for rank, process in self._processes.items() if (code := process.poll()) is not None}
+        return [
+            f"rank {rank} of {self._size} (process {self._processes[rank].pid}) {_how(codes[rank])}"
+            for rank in sorted(codes, key=lambda rank: codes[rank] == LOST)
+        ]
+
+    def end(self, patiently: bool) -> None:
+        """As in Members. Does nothing in a forked process, whose ranks these are not."""
+        if os.getpid() != self._owner:
+            return
+        deadline = time.monotonic() + (SECONDS_TO_END if patiently else 0)
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._processes.values()):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}"
 
 
 class Ranks:
@@ -53,18 +122,18 @@ class Ranks:
                     f"RANK={given.rank}: only rank 0 of torchrun has the engine; the other ranks call "
                     "nanoinfer.parallel.worker.serve_rank(Meeting.under_torchrun())"
                 )
-            return cls(join(Meeting.under_torchrun()), RanksOfTorchrun())
+            return cls(GroupCommunicator(Meeting.under_torchrun()), Members())
         meeting, port = Meeting.hosted(size)
-        members = StartedRanks(meeting, port)
-
-        def check() -> None:
-            if ended := members.ended():
-                raise RankError(f"a process of the model has ended while it started: {ended[0]}")
+        members = StartedRanks(size, port)
 
         try:
-            communicator = join(meeting, check)
-        except BaseException:
+            meeting.wait_for_others(lambda: members.ended() == [])
+            communicator = GroupCommunicator(meeting)
+        except BaseException as error:
+            ended = members.ended()
             members.end(patiently=False)
+            if ended:
+                raise RankError(f"a process of the model has ended while it started: {ended[0]}") from error
             raise
         return cls(communicator, members, max(1, torch.get_num_threads() // size))
 
@@ -113,10 +182,17 @@ class Ranks:
         if ended := self.members.ended():
             raise self._fail(RankError(ended[0]))
 
+    def _first_ended(self) -> str | None:
+        """What is known about the rank because of which a connection was lost; None if nothing becomes known in time."""
+        deadline = time.monotonic() + SECONDS_TO_LOOK
+        while not (ended := self.members.ended()) and time.monotonic() < deadline:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return ended[0] if ended else None
+
     def _fail(self, error: BaseException) -> BaseException:
         """Note what has happened, end the other ranks, and return what to raise."""
         if isinstance(error, RankError):
-            error = _ended(first_ended(self.members) or str(error))
+            error = _ended(self._first_ended() or str(error))
         self.broken = error
         self.members.end(patiently=False)
         return error

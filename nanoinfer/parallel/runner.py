@@ -12,9 +12,8 @@ from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.parallel.adapters import ToldAdapters
 from nanoinfer.parallel.load import ModelShare
-from nanoinfer.parallel.messages import Message, pass_message
+from nanoinfer.parallel.messages import Message, ToldAdapters, pass_message
 from nanoinfer.threads.signals import uninterrupted
 
 

@@ -17,11 +17,11 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.parallel.adapters import PlacedAdapters
-from nanoinfer.parallel.communicator import Communicator, join
+from nanoinfer.parallel.communicator import Communicator, GroupCommunicator
 from nanoinfer.parallel.load import ModelShare, device_of
 from nanoinfer.parallel.meeting import Meeting
-from nanoinfer.parallel.messages import Message, told_pass
+from nanoinfer.parallel.messages import Message, PlacedAdapters, told_pass
+from nanoinfer.parallel.ranks import LOST
 
 SECONDS_BETWEEN_LOOKS = 0.5  # whether the parent is still there
 
@@ -101,36 +101,27 @@ def _end_with(parent: int) -> None:
 
 
 def serve_rank(meeting: Meeting) -> int:
-    """Be the rank of `meeting` until rank 0 ends it: exit code 0. If this rank fails, rank 0 is told why, and the error is
-    raised. If the connection is lost, because another rank has ended, that is only said on standard error: exit code 1.
+    """Be the rank of `meeting` until rank 0 ends it, and return the exit code: 0, or LOST when the connection is lost,
+    because another rank has ended. If this rank fails, it says why on standard error.
 
     Ctrl-C is for rank 0, which then decides.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        communicator = join(meeting)
+        communicator = GroupCommunicator(meeting)
         Worker(communicator).run()
         communicator.close()
     except RankError as error:
         print(f"nanoinfer: rank {meeting.shard.rank}: {error}", file=sys.stderr)
-        return 1
-    except BaseException as error:
-        meeting.note_failure(error)
-        raise
-    return 0
-
-
-def _run() -> int:
-    """`main`, and what it raises as Python shows it."""
-    try:
-        return main()
+        return LOST
     except Exception:
         traceback.print_exc()
         return 1
+    return 0
 
 
 if __name__ == "__main__":
-    code = _run()
+    code = main()
     if code:
         # Threads of a connection that was never closed are still there: if Python ends in good order, C++ aborts it.
         sys.stderr.flush()

@@ -5,8 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.parallel.members import StartedRanks
-from nanoinfer.parallel.ranks import Ranks
+from nanoinfer.parallel.ranks import Ranks, StartedRanks
 from tests.helpers.waiting import until
 
 PROMPT = "Once upon a time"

@@ -16,7 +16,7 @@ import torch
 from nanoinfer import LLM
 from nanoinfer.errors import RankError
 from nanoinfer.parallel.communicator import Communicator
-from nanoinfer.parallel.ranks import Ranks
+from nanoinfer.parallel.ranks import Members, Ranks
 from nanoinfer.parallel.shard import Shard
 from nanoinfer.parallel.worker import Worker
 from tests.helpers.waiting import HANG_S
@@ -84,7 +84,7 @@ class ThreadCommunicator(Communicator):
         pass  # there is no library
 
 
-class ThreadMembers:
+class ThreadMembers(Members):
     """The other ranks. One that fails leaves the room in which the others wait."""
 
     def __init__(self, room: Room):

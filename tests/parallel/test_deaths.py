@@ -16,8 +16,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
-from nanoinfer.parallel.members import StartedRanks
-from nanoinfer.parallel.ranks import Ranks
+from nanoinfer.parallel.ranks import Ranks, StartedRanks
 from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, ranks_below, until_ended
 from tests.helpers.waiting import HANG_S, Worker, until
 
