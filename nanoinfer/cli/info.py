@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
 
     from nanoinfer.engine.stats import captured, selections
     from nanoinfer.model.layers.linear import weight_bytes
-    from nanoinfer.model.sampling_defaults import in_words
+    from nanoinfer.model.loader import in_words
 
     llm = load(args)
     runner = llm.engine.model_runner

@@ -1,6 +1,6 @@
 """Kernels: interchangeable implementations of the model's arithmetic, except attention.
 
-`select_kernels` imports the faster ones (kernels/cpp.py and kernels/onednn.py) only when a model asks for them.
+`select_kernels` imports those in C++ (kernels/cpp.py) only when a model asks for them.
 """
 
 from nanoinfer.kernels.base import Kernels

@@ -1,6 +1,6 @@
 // The small operations between the products. Each does in one pass over its data what torch does in several.
-#include "activations.h"
 #include "team.h"
+#include "vectors.h"
 #include <cmath>
 
 // to = from / rms(from) * weight, `size` elements. `to` may be `from`.

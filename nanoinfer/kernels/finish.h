@@ -2,7 +2,6 @@
 //
 // made<COLUMNS>(): how many results a group has.
 #pragma once
-#include "activations.h"
 #include "vectors.h"
 #include <algorithm>
 

@@ -1,10 +1,9 @@
 // The library's entry points: every kernel for every element type, `<kernel>_<type>` (see program.h).
-#include "ahead.cpp"
+#include "draw.cpp"
 #include "attention.cpp"
 #include "elementwise.cpp"
 #include "int4.cpp"
 #include "int8.cpp"
-#include "int8_storage.cpp"
 #include "linear.cpp"
 #include "low_rank.cpp"
 #include "memory.cpp"

@@ -1,8 +1,102 @@
-// A block of keys and values of one head, read from wherever its slots are, as the products need it.
+// The two products of attention: scores = keys x queries, and sums = values x probabilities or the other way round.
+//
+//     c[m][n] (+)= sum over k of a[m][k] * b[k][n]          k counts words, and `fresh` says whether c is set or added to
+//
+// Every sum runs over k in order, whatever is computed beside it.
 #pragma once
-#include "block_products.h"
+#include "amx.h"
 #include "packing.h"
 #include <vector>
+
+constexpr int SUMS = PANELS * 4;  // vectors of sums that stay in registers
+
+struct Left { const float* at; long row, column; };  // how many words its rows and columns are apart
+struct Right { const float* at; long row; };
+struct Result { float* at; long row; };
+
+// A multiple of SUMS / WIDTH rows, and of WIDTH vectors of columns.
+template <class E, int WIDTH>
+static void multiply_vectors(Left a, Right b, Result c, long rows, long words, long columns, bool fresh) {
+    constexpr int M = SUMS / WIDTH;
+    for (long n = 0; n < columns; n += WIDTH * LANES)
+        for (long m = 0; m < rows; m += M) {
+            float* to = c.at + m * c.row + n;
+            Floats sums[M][WIDTH] = {};
+            for (int i = 0; i < M && !fresh; i++)
+                for (int w = 0; w < WIDTH; w++) sums[i][w] = load<Floats>(to + i * c.row + w * LANES);
+            const float *left = a.at + m * a.row, *right = b.at + n;
+            for (long k = 0; k < words; k++, left += a.column, right += b.row) {
+                Floats column[WIDTH];
+#pragma GCC unroll 2
+                for (int w = 0; w < WIDTH; w++) column[w] = load<Floats>(right + w * LANES);
+#pragma GCC unroll 16
+                for (int i = 0; i < M; i++)
+#pragma GCC unroll 2
+                    for (int w = 0; w < WIDTH; w++)
+                        sums[i][w] = E::multiply_add(sums[i][w], column[w], (const typename E::T*)(left + i * a.row));
+            }
+            for (int i = 0; i < M; i++)
+                for (int w = 0; w < WIDTH; w++) store(to + i * c.row + w * LANES, sums[i][w]);
+        }
+}
+
+#if defined(HAS_AMX)
+// The same with tiles, 2 x 2 of them at a time: a multiple of 16 rows, columns and words. Needs `Tiles`.
+static void multiply_tiles(Left a, Right b, Result c, long rows, long words, long columns, bool fresh) {
+    constexpr int T = 16;  // rows, columns and words of a tile
+    long a_bytes = a.row * 4, b_bytes = b.row * 4, c_bytes = c.row * 4;
+    asm volatile("" ::: "memory");  // the intrinsics do not tell the compiler that they read memory
+    for (long n = 0; n < columns; n += 2 * T)
+        for (long m = 0; m < rows; m += 2 * T) {
+            bool tall = m + T < rows, wide = n + T < columns;
+            float *top = c.at + m * c.row + n, *bottom = top + T * c.row;
+            if (fresh) {
+                _tile_zero(0);
+                _tile_zero(1);
+                _tile_zero(2);
+                _tile_zero(3);
+            } else {
+                _tile_loadd(0, top, c_bytes);
+                if (wide) _tile_loadd(1, top + T, c_bytes);
+                if (tall) _tile_loadd(2, bottom, c_bytes);
+                if (tall && wide) _tile_loadd(3, bottom + T, c_bytes);
+            }
+            for (long k = 0; k < words; k += T) {
+                const float *left = a.at + m * a.row + k, *right = b.at + k * b.row + n;
+                _tile_loadd(4, left, a_bytes);
+                _tile_loadd(6, right, b_bytes);
+                _tile_dpbf16ps(0, 4, 6);
+                if (wide) {
+                    _tile_loadd(7, right + T, b_bytes);
+                    _tile_dpbf16ps(1, 4, 7);
+                }
+                if (tall) {
+                    _tile_loadd(5, left + T * a.row, a_bytes);
+                    _tile_dpbf16ps(2, 5, 6);
+                    if (wide) _tile_dpbf16ps(3, 5, 7);
+                }
+            }
+            _tile_stored(0, top, c_bytes);
+            if (wide) _tile_stored(1, top + T, c_bytes);
+            if (tall) _tile_stored(2, bottom, c_bytes);
+            if (tall && wide) _tile_stored(3, bottom + T, c_bytes);
+        }
+}
+template <class E> inline bool uses_tiles() { return E::STEP == 2 && amx_allowed(); }
+#else
+static void multiply_tiles(Left, Right, Result, long, long, long, bool) {}
+struct Tiles { Tiles() {} ~Tiles() {} };
+template <class E> inline bool uses_tiles() { return false; }
+#endif
+
+template <class E>
+inline void multiply(Left a, Right b, Result c, long rows, long words, long columns, bool fresh) {
+    if (uses_tiles<E>()) multiply_tiles(a, b, c, rows, words, columns, fresh);
+    else if (columns > LANES) multiply_vectors<E, 2>(a, b, c, rows, words, columns, fresh);
+    else multiply_vectors<E, 1>(a, b, c, rows, words, columns, fresh);
+}
+
+// A block of keys and values of one head, read from wherever its slots are, as the products need it.
 
 // Memory that a thread keeps from call to call.
 struct Kept {

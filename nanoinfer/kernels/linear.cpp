@@ -1,7 +1,6 @@
 // y = x W^T (+ bias): x [rows, in], y [rows, out]. product.h says how W is packed and multiplied; finish.h, what becomes of it.
 #include "finish.h"
-#include "product_tiles.h"
-#include "product_vectors.h"
+#include "product.h"
 
 // Calls body with the fastest unit that this processor and its operating system let us use (a null pointer of its type).
 template <class E, class Body>

@@ -1,4 +1,4 @@
-// Products with packed weights, in blocks. A Unit multiplies (product_vectors.h, product_tiles.h): it adds to the sums of
+// Products with packed weights, in blocks. A Unit multiplies (the two at the end): it adds to the sums of
 // a few rows and COLUMNS columns. A Finish is what becomes of a row's finished sums (finish.h). This file decides who computes
 // what, and when.
 //
@@ -8,7 +8,10 @@
 // next weights are asked for. Sums wait in memory between two parts. All this moves the work about, but every sum adds its
 // inputs in one order, so a result does not depend on how many rows or threads there are.
 #pragma once
+#include "amx.h"
 #include "team.h"
+#include "vectors.h"
+#include <cstring>
 #include <cstdint>
 #include <vector>
 
@@ -116,3 +119,117 @@ static void product(const typename Unit::T* x, const float* packed, long rows, l
         meanwhile.finish_all();
     });
 }
+
+// Products of bfloat16 by AMX (amx.h): up to 32 rows and 32 columns at a time, a step of 32 inputs with every instruction.
+#if defined(HAS_AMX)
+
+struct BFloat16Tiles {
+    typedef uint16_t T;
+    static constexpr long COLUMNS = 32, ROWS = 32, INPUTS = 32;
+    static constexpr bool ANY_HEIGHT = false;  // it is a part of the tiles' shape
+    static constexpr long GROUPS = 4, MOST_ROWS = 256;
+    static long depth(long) { return 16; }  // so many steps of a block of x are 32 KiB
+
+    long height;
+    Tiles tiles;
+    explicit BFloat16Tiles(long height) : height(height), tiles(shape(height)) {}
+
+    // Tiles 0-3 hold sums, 4 and 5 rows of x, 6 and 7 weights.
+    static TileRows shape(long height) {
+        uint8_t upper = std::min(height, 16L), lower = height > 16 ? height - 16 : 16;
+        return {upper, upper, lower, lower, upper, lower, 16, 16};
+    }
+
+    // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height, of which `left` inputs are still there] * words [n_steps][..]
+    template <class Meanwhile>
+    void add(const T* x, long stride, long left, long n_steps, const float* words, float* sums, long, bool fresh,
+             Meanwhile& other) {
+        bool both = height > 16;
+        if (fresh) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+        else {
+            _tile_loadd(0, sums, 128); _tile_loadd(1, sums + 16, 128);
+            if (both) { _tile_loadd(2, sums + 512, 128); _tile_loadd(3, sums + 528, 128); }
+        }
+        for (long step = 0; step < n_steps; step++, x += INPUTS, left -= INPUTS, words += 512) {
+            T whole[ROWS * INPUTS];
+            if (left < INPUTS) {  // the last inputs of all: zeros take the place of those that are not there
+                memset(whole, 0, sizeof whole);
+                for (long m = 0; m < height; m++) memcpy(whole + m * INPUTS, x + m * stride, left * sizeof(T));
+                x = whole, stride = INPUTS;
+                asm volatile("" ::: "memory");  // the intrinsics do not tell the compiler that they read memory
+            }
+            other.ask(), other.finish_some();
+            _tile_stream_loadd(6, words, 128);  // a hint that x is needed in the first-level cache more than these
+            _tile_loadd(4, x, stride * 2);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_stream_loadd(7, words + 16, 128);
+            _tile_dpbf16ps(1, 4, 7);
+            if (!both) continue;
+            _tile_loadd(5, x + 16 * stride, stride * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, sums, 128); _tile_stored(1, sums + 16, 128);
+        if (both) { _tile_stored(2, sums + 512, 128); _tile_stored(3, sums + 528, 128); }
+    }
+};
+#endif
+
+// Products by vectors of floats: up to 6 rows and COLUMNS columns at a time, whose sums all stay in registers.
+
+template <class E>
+struct Vectors {
+    typedef typename E::T T;
+    static constexpr long COLUMNS = ::COLUMNS, ROWS = ::ROWS, INPUTS = 16 * E::STEP;
+    static constexpr bool ANY_HEIGHT = true;
+    static constexpr long GROUPS = 1, MOST_ROWS = 192;
+
+    // Steps whose weights, which all blocks of rows use, are 128 KiB: they stay in the second-level cache. With a few blocks,
+    // memory is the limit: 16 KiB, in the first-level cache, leave the way free for what arrives in the second.
+    static long depth(long rows) { return (rows > ROWS && rows <= 64 ? 256 : 2048) / COLUMNS; }
+
+    explicit Vectors(long) {}
+
+    // sums [height][COLUMNS] = (fresh ? 0 : sums) + x [height][steps * INPUTS] * words [steps * INPUTS / STEP][COLUMNS], where
+    // only `left` inputs may be there. Every sum runs over the inputs in order.
+    template <class Meanwhile>
+    void add(const T* x, long stride, long left, long steps, const float* words, float* sums, long height, bool fresh,
+             Meanwhile& other) const {
+        switch (height) {
+            case 6: return add<6>(x, stride, left, steps, words, sums, fresh, other);
+            case 5: return add<5>(x, stride, left, steps, words, sums, fresh, other);
+            case 4: return add<4>(x, stride, left, steps, words, sums, fresh, other);
+            case 3: return add<3>(x, stride, left, steps, words, sums, fresh, other);
+            case 2: return add<2>(x, stride, left, steps, words, sums, fresh, other);
+            default: return add<1>(x, stride, left, steps, words, sums, fresh, other);
+        }
+    }
+
+  private:
+    template <int M, class Meanwhile>
+    static void add(const T* x, long stride, long left, long steps, const float* words, float* out, bool fresh, Meanwhile& other) {
+        Floats sums[M][PANELS] = {};
+        if (!fresh) memcpy(sums, out, sizeof sums);
+        auto add_word = [&](long k) __attribute__((always_inline)) {
+            Floats column[PANELS];
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) column[p] = load<Floats>(words + p * LANES);
+#pragma GCC unroll 6
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+                for (int p = 0; p < PANELS; p++) sums[m][p] = E::multiply_add(sums[m][p], column[p], x + m * stride + k);
+            words += COLUMNS;
+        };
+        // Rows are finished after the block: here, it would cost registers.
+        for (; steps && left >= INPUTS; steps--, left -= INPUTS, x += INPUTS) {
+            for (long k = 0; k < INPUTS; k += 4 * E::STEP) {
+                if (M > 1) other.template ask<4>();  // for a single row, the processor asks soon enough by itself
+#pragma GCC unroll 4
+                for (long i = 0; i < 4 * E::STEP; i += E::STEP) add_word(k + i);
+            }
+        }
+        if (steps)
+            for (long k = 0; k < left; k += E::STEP) add_word(k);
+        memcpy(out, sums, sizeof sums);
+    }
+};

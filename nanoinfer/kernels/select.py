@@ -7,7 +7,7 @@ import torch
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.torch_native import TorchKernels
+from nanoinfer.kernels.torch_native import OneDNNKernels, TorchKernels
 
 AS_ASKED = "as asked for"
 KERNELS = ("auto", "cpp", "onednn", "torch")
@@ -65,7 +65,7 @@ def select_kernels(name: str, dtype: torch.dtype, device: torch.device) -> Kerne
     return selected(TorchKernels(), "torch", "; ".join(why_not) or AS_ASKED)
 
 
-# Each module is imported when it is needed, not with nanoinfer.
+# Its module is imported when it is needed, not with nanoinfer.
 def _cpp(dtype: torch.dtype, device: torch.device) -> Kernels:
     from nanoinfer.kernels.cpp import CppKernels
 
@@ -75,8 +75,6 @@ def _cpp(dtype: torch.dtype, device: torch.device) -> Kernels:
 
 
 def _onednn(dtype: torch.dtype, device: torch.device) -> Kernels:
-    from nanoinfer.kernels.onednn import OneDNNKernels
-
     if (reason := OneDNNKernels.why_not(dtype, device)) is not None:
         raise KernelsUnavailableError(reason)
     return OneDNNKernels()

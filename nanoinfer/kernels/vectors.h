@@ -103,3 +103,19 @@ template <class E> inline Floats as_stored(Floats v) {
 
 // How many rows the next tile takes when `left` are to do: even shares, so that 7 rows are 4 + 3 and not 6 + 1.
 inline int share(long left) { long tiles = (left + ROWS - 1) / ROWS; return (int)((left + tiles - 1) / tiles); }
+
+// What a gate does to the output beside it.
+//
+// Both activations are v * sigmoid(inner(v)): for GELU by tanh because (1 + tanh u) / 2 = sigmoid(2 u), where
+// u = sqrt(2 / pi) * (v + 0.044715 v^3).
+struct Silu { static Floats inner(Floats v) { return v; } };
+struct GeluTanh { static Floats inner(Floats v) { return 1.5957691216f * (v + 0.044715f * v * v * v); } };
+
+// activation(gate) * up
+template <class Activation>
+inline Floats gated(Floats gate, Floats up) {
+    Floats w = Activation::inner(gate);
+    Floats e = exp_of_negative(w < 0 ? w : -w);  // e^-|w| never overflows
+    Floats sigmoid = (w < 0 ? e : Floats{} + 1.0f) / (1.0f + e);
+    return gate * sigmoid * up;
+}

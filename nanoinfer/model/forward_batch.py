@@ -1,7 +1,7 @@
 """ForwardBatch: what one pass computes, as the scheduler plans it. One record, which travels whole to every layer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 class ForwardMode(Enum):
     """EXTEND computes the new tokens of sequences, whose prefix may have K/V already. DECODE computes one token of each.
-    VERIFY computes the newest token of each and drafts of those to come; ModelRunner makes a DECODE of it (verify.py)."""
+    VERIFY computes the newest token of each and drafts of those to come; ModelRunner makes a DECODE of it."""
 
     EXTEND = auto()
     DECODE = auto()
@@ -59,3 +59,31 @@ class ForwardBatch:
     def new_lens(self) -> torch.Tensor:
         """How many new tokens each request has, int32 [B]."""
         return torch.ones_like(self.seq_lens) if self.prefix_lens is None else self.seq_lens - self.prefix_lens
+
+
+def as_decode(batch: ForwardBatch) -> ForwardBatch:
+    """The VERIFY pass `batch` of B requests and T new tokens as a DECODE of T requests, one for each of these tokens.
+
+    In a DECODE, each layer first stores all new K/V and then attends. So if a request is given several times, with
+    different lengths, each of its tokens sees those before it: the one with `j` drafts before it attends to these drafts.
+    Nothing else is needed, no kernel and no attention of its own. Where the bits of a token do not depend on the others in
+    the pass, as with the kernels in C++, a draft's logits have the bits that its own DECODE would give.
+    """
+    assert batch.prefix_lens is not None
+    rows: list[int] = []  # lists: for a few numbers, numpy takes several times as long
+    seq_lens: list[int] = []
+    new_lens = []
+    fields = (batch.req_pool_indices, batch.prefix_lens, batch.seq_lens)
+    for row, start, end in zip(*(field.tolist() for field in fields), strict=True):
+        new_lens.append(end - start)
+        rows += [row] * (end - start)
+        seq_lens += range(start + 1, end + 1)
+    return replace(
+        batch,
+        forward_mode=ForwardMode.DECODE,
+        req_pool_indices=torch.from_numpy(np.array(rows, dtype=np.int32)),
+        seq_lens=torch.from_numpy(np.array(seq_lens, dtype=np.int32)),
+        prefix_lens=None,
+        adapter_places=None if batch.adapter_places is None else batch.adapter_places.repeat(new_lens),
+        size_varies=True,
+    )

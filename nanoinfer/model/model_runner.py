@@ -8,11 +8,10 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import AttentionBackend
 from nanoinfer.model.captured_passes import CapturedPasses
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, as_decode
 from nanoinfer.model.hand_made_passes import HandMadePasses
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
-from nanoinfer.model.verify import as_decode
 
 # What the runner needs from a model: a function of input_ids [T], positions [T] and the pass's description → logits.
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]

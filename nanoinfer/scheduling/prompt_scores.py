@@ -1,7 +1,6 @@
 """gather_prompt_logprobs: after an EXTEND, the log-probabilities of prompt tokens for the requests that want them."""
 
-from nanoinfer.model.layers.logits_processor import LogitsOutput
-from nanoinfer.model.layers.prompt_logprobs import likeliest_of
+from nanoinfer.model.layers.logits_processor import LogitsOutput, likeliest_of
 from nanoinfer.scheduling.batch import Batch
 
 

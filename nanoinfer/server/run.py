@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import uvicorn
 from fastapi import FastAPI
 
-from nanoinfer.model.sampling_defaults import in_words
+from nanoinfer.model.loader import in_words
 from nanoinfer.server.service import Service
 
 SECONDS_FOR_LAST_ANSWERS = 5  # after the deadline, when requests have been told that the server ends

@@ -10,8 +10,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoinfer.adapters.peft_config import EMBEDDINGS, AdapterConfig
-from nanoinfer.adapters.peft_files import read_adapter
+from nanoinfer.adapters.peft_files import EMBEDDINGS, AdapterConfig, read_adapter
 from nanoinfer.adapters.projections import projections
 from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.peft_models import ENDS, adapt, check_equal, layers_of, network_of, refusal

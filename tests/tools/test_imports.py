@@ -46,7 +46,7 @@ ROOMS = (
 # What using the public names must not load: it loads when it is used. (torch itself loads tqdm.)
 LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
-    *("nanoinfer.kernels.cpp", "nanoinfer.kernels.onednn", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
+    *("nanoinfer.kernels.cpp", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
     *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace"),
     *("nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "nanoinfer.cluster"),

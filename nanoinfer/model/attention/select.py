@@ -7,7 +7,7 @@ import torch
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.kernels.select import AS_ASKED, selected
 from nanoinfer.model.attention.base import AttentionBackend, missing_features
-from nanoinfer.model.attention.torch_native import TorchNativeBackend
+from nanoinfer.model.attention.torch_native import TorchCudaBackend, TorchNativeBackend
 from nanoinfer.registry import ATTENTION_BACKENDS
 
 
@@ -32,11 +32,7 @@ def select_attention_backend(
 
 
 def _torch_native(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    if device.type != "cuda":
-        return TorchNativeBackend()
-    from nanoinfer.model.attention.torch_cuda import TorchCudaBackend
-
-    return TorchCudaBackend()
+    return TorchCudaBackend() if device.type == "cuda" else TorchNativeBackend()
 
 
 def _cpp(dtype: torch.dtype, device: torch.device) -> AttentionBackend:

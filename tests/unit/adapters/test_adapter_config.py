@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nanoinfer.adapters.adapter import Adapter, adapter_digest
-from nanoinfer.adapters.peft_config import EMBEDDINGS, REFUSED, AdapterConfig
+from nanoinfer.adapters.peft_files import EMBEDDINGS, REFUSED, AdapterConfig
 from nanoinfer.adapters.projections import LowRank
 from nanoinfer.errors import AdapterError
 

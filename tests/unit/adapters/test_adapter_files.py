@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from nanoinfer.adapters import peft_config
+from nanoinfer.adapters import peft_files
 from nanoinfer.adapters.peft_files import read_adapter
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.llama import LlamaForCausalLM
@@ -78,7 +78,7 @@ def loaded_by_peft(base: transformers.PreTrainedModel, folder: Path) -> Tensors:
 
 def test_each_field_of_peft_is_read_or_refused_or_has_no_part_in_inference() -> None:
     """A new version of PEFT may bring fields: look at each before it is added to one of these."""
-    groups = [*map(set, (peft_config.CHECKS, peft_config.REFUSED, peft_config.IRRELEVANT))]
+    groups = [*map(set, (peft_files.CHECKS, peft_files.REFUSED, peft_files.IRRELEVANT))]
     groups.append({"peft_type", "bias", "init_lora_weights"})
     assert set.union(*groups) == {field.name for field in dataclasses.fields(peft.LoraConfig)}
     assert sum(map(len, groups)) == len(set.union(*groups))

@@ -14,8 +14,7 @@ import transformers
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.logits_processor import compute_logits
-from nanoinfer.model.layers.prompt_logprobs import ROWS_AT_A_TIME
+from nanoinfer.model.layers.logits_processor import ROWS_AT_A_TIME, compute_logits
 from nanoinfer.model.loader import load_model
 from tests.helpers.rows import (
     HandWrittenRows,

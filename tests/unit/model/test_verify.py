@@ -13,11 +13,10 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention.select import select_attention_backend
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, as_decode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.model.verify import as_decode
 from nanoinfer.requests.ahead import Ahead
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.batch import Batch
