@@ -59,13 +59,12 @@ class _Bench:
     def round(self) -> Iterator[tuple[tuple[object, ...], MeasuredPass]]:
         """Passes, each with the shape that it has in common with the same pass of another round."""
         longest = min(self._context - 1, self._budget)
-        for new in _sizes(4, longest):
+        for new in [*(4 << k for k in range(20) if 4 << k < longest), longest]:
             yield ("alone", new), self._extend(1, 0, new)
             if 2 * new < self._context and new >= 16:
                 yield ("cached", new), self._extend(1, min(self._context // 2, self._context - new - 1), new)
-            together = 4
-            if together * new <= longest and together <= self._engine.config.max_running_requests:
-                yield ("several", new), self._extend(together, 0, new)
+            if 4 * new <= longest and self._engine.config.max_running_requests >= 4:
+                yield ("several", new), self._extend(4, 0, new)
         for rows in (each for each in ROWS if each <= self._engine.config.max_running_requests):
             most = min(self._engine.config.max_total_tokens, max(MOST_TOKENS, 2 * rows * DECODE_PASSES))
             room = min(most // rows, self._context) - self._new_tokens(rows, 0)
@@ -116,15 +115,6 @@ class _Bench:
 
 def _params(tokens: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True)
-
-
-def _sizes(first: int, last: int) -> list[int]:
-    """From `first` to `last`, each twice the one before."""
-    sizes, at = [], float(first)
-    while at < last:
-        sizes.append(round(at))
-        at *= 2
-    return [*sizes, last]
 
 
 def _median(group: list[MeasuredPass]) -> MeasuredPass:

@@ -12,9 +12,6 @@ ENVIRONMENT = {
 ONLY_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray takes 127.0.0.1 for this machine's address, on any system
 OBJECT_STORE_BYTES = 128 * 2**20  # messages are small; Ray takes a third of the memory otherwise
 LOCAL = "local"
-STARTS = (
-    3  # a node's helpers have 15 seconds to load, which takes longer where the machine is busy; then from its memory
-)
 
 
 def connect(address: str = LOCAL, num_cpus: float | None = None, namespace: str = "nanoinfer") -> bool:
@@ -33,17 +30,12 @@ def connect(address: str = LOCAL, num_cpus: float | None = None, namespace: str 
             "object_store_memory": OBJECT_STORE_BYTES,
             "num_cpus": num_cpus,
         }
-    for attempt in range(1, STARTS + 1):
-        try:
-            ray.init(address=address, **options)
-            return address == LOCAL
-        except Exception as error:
-            ray.shutdown()
-            if address != LOCAL or "timed out during startup" not in str(error):
-                raise
-            if attempt == STARTS:
-                raise ConnectionError(f"Ray has not started in {STARTS} attempts; is the machine too busy?") from error
-    raise AssertionError("unreachable")
+    try:
+        ray.init(address=address, **options)
+    except BaseException:
+        ray.shutdown()
+        raise
+    return address == LOCAL
 
 
 def quiet_logs() -> None:

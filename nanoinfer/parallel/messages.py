@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from nanoinfer.adapters.adapter import Adapter
@@ -22,7 +23,7 @@ from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.low_rank import LowRankPart, LowRankTable, make_low_rank
 from nanoinfer.model.model_runner import ModelRunner
 
-_LENGTH = 8  # bytes at the beginning that say how long the header is
+REST = "<message>"  # the name of that tensor
 
 
 @dataclass(frozen=True)
@@ -34,27 +35,17 @@ class Message:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """A header, which says what is in the message, and behind it the tensors' bytes."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
-        shapes = {name: (str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()}
-        header = json.dumps({"kind": self.kind, "values": self.values, "tensors": shapes}, default=int).encode()
-        bodies = [tensor.view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors.values()]
-        return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *bodies])
+        """As bytes of a safetensors file, in which the rest is one more tensor."""
+        rest = json.dumps({"kind": self.kind, "values": self.values}, default=int).encode()
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors.items()}
+        return save({REST: torch.frombuffer(bytearray(rest), dtype=torch.uint8), **tensors})
 
     @classmethod
     def decode(cls, encoded: bytes) -> "Message":
         """The message that was encoded. Its tensors are copies."""
-        start = _LENGTH + int.from_bytes(encoded[:_LENGTH], "little")
-        header = json.loads(encoded[_LENGTH:start])
-        tensors = {}
-        for name, (dtype_name, shape) in header["tensors"].items():
-            empty = torch.empty(shape, dtype=getattr(torch, dtype_name))
-            end = start + empty.nbytes
-            if empty.numel():
-                of_bytes = torch.frombuffer(bytearray(encoded[start:end]), dtype=torch.uint8)
-                empty = of_bytes.view(empty.dtype).view(shape)
-            tensors[name], start = empty, end
-        return cls(header["kind"], header["values"], tensors)
+        tensors = load(encoded)
+        rest = json.loads(tensors.pop(REST).numpy().tobytes())
+        return cls(rest["kind"], rest["values"], tensors)
 
 
 # Every rank has its own pools, backend and tables of adapters. What a backend plans is its own, too.

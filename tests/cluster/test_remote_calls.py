@@ -54,6 +54,7 @@ class FakeReplicas:
 
     def __init__(self, engine: AsyncEngine, spoil: Spoil):
         self._engine, self._spoil = engine, spoil
+        self.fleet = self  # which is told of first tokens and ends
         self.calls: list[Call] = []
         self.answers: list[Answers] = []
         self.notes: list[tuple[Any, ...]] = []

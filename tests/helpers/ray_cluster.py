@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, STARTS, prepare_environment, start_serve
+from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, prepare_environment, start_serve
 from nanoinfer.engine.engine import Engine
 from tests.helpers.waiting import HANG_S, until
 
@@ -26,6 +26,7 @@ for name, value in PATIENCE.items():
 prepare_environment()
 WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "without_slow_imports"
 ROOT = Path(__file__).parent.parent.parent
+STARTS = 3  # a node's helpers have 15 seconds to load, which takes longer where the machine is busy
 os.environ["PYTHONPATH"] = os.pathsep.join((str(WITHOUT_SLOW_IMPORTS), str(ROOT)))  # of Ray's processes
 
 import ray  # noqa: E402

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,19 +19,10 @@ from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.stream_pieces import StreamPiece
 
+if TYPE_CHECKING:
+    from nanoinfer.cluster.serve.remote_engine import ServeReplicas
+
 PAUSE_S = 0.2  # before another try, when no replica could take a call
-
-
-class Replicas(Protocol):
-    """How a call reaches a replica."""
-
-    def generate(self, call: Call) -> Any:
-        """Send a call; an asynchronous iterator over Answers, with a method `cancel`."""
-
-    def note_first_token(self, call_id: str, cached_tokens: int) -> None: ...
-
-    def note_end(self, call_id: str, output_tokens: int | None = None) -> str | None:
-        """Returns the replica that it was sent to, if that is known."""
 
 
 class Completion:
@@ -115,7 +106,7 @@ class RemoteCall:
         request_id: int,
         request: Request,
         door: str,
-        replicas: Replicas,
+        replicas: "ServeReplicas",
         delivery: Delivery,
         limits: tuple[float, float, int],
     ):
@@ -143,7 +134,7 @@ class RemoteCall:
         except Exception as raised:
             error = raised
         finally:
-            self._replicas.note_end(self.call_id)
+            self._replicas.fleet.note_end(self.call_id)
         if not self.accepted.done():
             if error is None:
                 self.accepted.cancel()
@@ -176,7 +167,7 @@ class RemoteCall:
         finally:
             answers.cancel()
             ended = all(each.ended for each in self._completions)
-            self._replicas.note_end(
+            self._replicas.fleet.note_end(
                 self.call_id, sum(len(each.token_ids) for each in self._completions) if ended else None
             )
 
@@ -245,7 +236,7 @@ class RemoteCall:
     def _move(self, lost: LostError) -> None:
         self.moves += 1
         self._looking_since = min(self._looking_since, time.monotonic())
-        sent_to = self._replicas.note_end(self.call_id)  # also one that has never answered
+        sent_to = self._replicas.fleet.note_end(self.call_id)  # also one that has never answered
         self._avoid |= {self.replica, sent_to or ""} - {""}
         if self.moves > self._most_moves:
             raise ReplicaLostError(f"the request was lost {self.moves} times, at last because {lost}") from lost
@@ -257,7 +248,7 @@ class RemoteCall:
             self._first_token_s = time.monotonic() - self._started
         if piece.token_ids and not self._is_computed:
             self._is_computed = True
-            self._replicas.note_first_token(self.call_id, piece.cached_tokens)
+            self._replicas.fleet.note_first_token(self.call_id, piece.cached_tokens)
         self._delivery.put(replace(completion.add(piece), request_id=self.request_id))
 
     def _cut(self, completions: list[Completion], reason: FinishReason) -> None:

@@ -76,14 +76,6 @@ class ServeReplicas:
         answer: Description = await self.ask("describe", Addressed(""), timeout_s)
         return answer
 
-    def note_first_token(self, call_id: str, cached_tokens: int) -> None:
-        """Pass it on to the fleet."""
-        self.fleet.note_first_token(call_id, cached_tokens)
-
-    def note_end(self, call_id: str, output_tokens: int | None = None) -> str | None:
-        """Pass it on to the fleet."""
-        return self.fleet.note_end(call_id, output_tokens)
-
 
 def start_task(coroutine: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
     """A task that does not belong to the request during which it begins. Serve tells calls of one request apart by an id
