@@ -1,6 +1,5 @@
 """Refuses checkpoints that cannot be read (other formats, adapters, git-LFS pointers), and says what to do about each."""
 
-import json
 from pathlib import Path
 
 from nanoinfer.registry import MODEL_FAMILIES
@@ -20,10 +19,6 @@ ONLY = "only safetensors checkpoints are supported, folders with config.json and
 
 def refuse_file(path: Path) -> None:
     """Raise a FileNotFoundError for the file `path`, given instead of a folder; it says what to do."""
-    if path.suffix == ".gguf":
-        raise FileNotFoundError(_convert(path.parent, path.name))
-    if path.suffix in PICKLED:
-        raise FileNotFoundError(_convert(path.parent))
     raise FileNotFoundError(f"model {str(path)!r}: is a file; give the folder that it is in ({ONLY})")
 
 
@@ -36,12 +31,15 @@ def check_folder(path: Path) -> None:
     if weight_files(path) or (path / INDEX).exists():
         return
     if (path / "adapter_config.json").is_file():
-        raise FileNotFoundError(_load_beside(path))
-    ggufs = [file.name for file in files if file.suffix == ".gguf"]
-    if ggufs:
-        raise FileNotFoundError(_convert(path, ggufs[0]))
-    if any(file.suffix in PICKLED and _is_of_weights(file) for file in files):
-        raise FileNotFoundError(_convert(path))
+        raise FileNotFoundError(
+            f"{path}: is an adapter (PEFT), without the model; load the model and give it the adapter: "
+            f"LLM(model, adapters={{'name': {str(path)!r}}})"
+        )
+    if others := [file.name for file in files if file.suffix in (".gguf", *PICKLED) and _is_of_weights(file)]:
+        raise FileNotFoundError(
+            f"{path}: has weights in {others[0]}; {ONLY}; transformers can read many formats (from_pretrained), and writes "
+            "such a folder (save_pretrained)"
+        )
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -74,7 +72,7 @@ def pointer_problem(files: list[Path]) -> str:
     if not pointers:
         return ""
     what = "are git-LFS pointers, not the files" if len(pointers) > 1 else "is a git-LFS pointer, not the file itself"
-    return f"{_some(pointers)} {what}; install git-lfs and run in that folder: git lfs pull"
+    return f"{', '.join(pointers)} {what}; install git-lfs and run in that folder: git lfs pull"
 
 
 def _is_pointer(file: Path) -> bool:
@@ -86,31 +84,3 @@ def _is_pointer(file: Path) -> bool:
 def _is_of_weights(file: Path) -> bool:
     """False for files that a trainer leaves beside a checkpoint, such as its arguments and its optimizer's state."""
     return not file.name.startswith(("training_args", "optimizer", "scheduler", "rng_state"))
-
-
-def _convert(folder: Path, gguf: str | None = None) -> str:
-    what = f"{folder}: has weights in pickled files" if gguf is None else f"{folder / gguf}: is a GGUF file"
-    first = "" if gguf is None else "take the model that it was made from; or "
-    needs = "" if gguf is None else " (pip install gguf; from transformers import GgufConfig)"
-    arguments = repr(str(folder)) + ("" if gguf is None else f", gguf_file={gguf!r}")
-    more = "" if gguf is None else ", quantization_config=GgufConfig(dequantize=True)"  # else it cannot be saved
-    calls = (
-        f"AutoModelForCausalLM.from_pretrained({arguments}{more}).save_pretrained('new') and "
-        f"AutoTokenizer.from_pretrained({arguments}).save_pretrained('new'); then give the folder 'new'"
-    )
-    return f"{what}; {ONLY}; {first}convert it with transformers{needs}: {calls}"
-
-
-def _load_beside(folder: Path) -> str:
-    try:
-        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    except (ValueError, AttributeError):  # not JSON, or not an object
-        base = None
-    return (
-        f"{folder}: is an adapter (PEFT){f' for {base}' if base else ''}, without the model; load the model and give it "
-        f"the adapter: LLM({repr(base) if base else 'model'}, adapters={{'name': {str(folder)!r}}})"
-    )
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

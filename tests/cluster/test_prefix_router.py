@@ -11,7 +11,6 @@ from tests.helpers.fake_cluster import (
     COSTS,
     POLICIES,
     FakeCluster,
-    Make,
     burst,
     chats,
     request,
@@ -47,15 +46,6 @@ def test_and_first_tokens_come_sooner_than_with_any_of_them(chatted: dict[str, F
     assert waits["prefix router"] < 0.6 * min(waits[name] for name in waits if name != "prefix router")
 
 
-def test_the_same_traffic_gives_the_same_choices() -> None:
-    def run() -> list[tuple[str, str, float]]:
-        cluster = FakeCluster(router(), routers=2)
-        chats(cluster, users=8)
-        return [(name, done.replica, done.first_token) for name, done in cluster.run().done.items()]
-
-    assert run() == run()
-
-
 # --- bursts -----------------------------------------------------------------------------------------------------------
 
 
@@ -65,22 +55,6 @@ def test_a_burst_of_one_new_prefix_stays_together() -> None:
     herd = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
     assert times_computed(herd) == 4
     assert times_computed(burst(POLICIES["least loaded"])) == 4
-
-
-def test_where_bursts_follow_each_other_the_herd_keeps_everybody_waiting() -> None:
-    """A single burst among idle replicas may well be computed four times at once. Here, they have other things to do."""
-
-    def bursts(make: Make) -> FakeCluster:
-        cluster = FakeCluster(make)
-        for i in range(30):
-            for j in range(8):
-                prompt = tokens_of(i, 600) + tokens_of(1000 + 8 * i + j, 20)
-                cluster.arrive(0.4 * i + 0.004 * j, request(f"{i} {j}", prompt))
-        return cluster.run()
-
-    cured, herd = bursts(router()), bursts(router(pending_s=0.0, linger_s=0.0))
-    assert cured.hit_rate > 0.8 > 0.6 > herd.hit_rate
-    assert cured.mean_wait < 0.4 * herd.mean_wait
 
 
 def test_bursts_of_several_prefixes_are_spread_over_the_replicas() -> None:
@@ -229,24 +203,6 @@ def router_of(**held: dict[str, int]) -> PrefixRouter:
 
 def choose(policy: PrefixRouter, tokens: Sequence[int] = PROMPT) -> str:
     return policy.choose(RoutedRequest("it", [*tokens], 1))
-
-
-def test_blocks_below_the_device_are_better_than_none_and_worse_than_those_on_it() -> None:
-    for below in (CPU, DISK):
-        for names in ("ab", "ba"):  # whoever has which place
-            replicas = {names[0]: {below: 10}, names[1]: {}}
-            assert choose(router_of(**replicas)) == names[0]
-            replicas = {names[0]: {below: 10}, names[1]: {GPU: 10}}
-            assert choose(router_of(**replicas)) == names[1]
-
-
-def test_a_block_below_the_device_counts_half() -> None:
-    for below in (CPU, DISK):
-        assert choose(router_of(a={below: 10}, b={GPU: 4})) == "a", "5 are more than 4"
-        assert choose(router_of(a={below: 10}, b={GPU: 6})) == "b", "5 are fewer than 6"
-        assert choose(router_of(a={GPU: 2, below: 10}, b={GPU: 5})) == "a", "2 + 8 / 2 are more than 5"
-        assert choose(router_of(a={GPU: 2, below: 10}, b={GPU: 7})) == "b"
-    assert choose(router_of(a={CPU: 8, DISK: 8}, b={GPU: 6})) == "b", "in two media, a block counts once"
 
 
 def test_a_match_may_go_on_from_one_medium_to_the_next() -> None:

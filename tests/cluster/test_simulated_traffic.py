@@ -36,15 +36,6 @@ def test_a_run_stops_before_its_end_and_can_go_on() -> None:
     assert seen == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("seconds", [0.5, float("nan"), float("inf")])
-def test_the_past_is_refused(seconds: float) -> None:
-    clock = Clock()
-    clock.at(1.0, lambda: None)
-    clock.run()
-    with pytest.raises(ValueError, match="seconds="):
-        clock.at(seconds, lambda: None)
-
-
 # --- arrivals and lengths ---------------------------------------------------------------------------------------------
 
 

@@ -147,11 +147,6 @@ def test_wrong_settings_are_named(fields: dict[str, Any], name: str) -> None:
         ClusterSettings(**({"replicas": 2, "policy": "prefix", "costs": COSTS, "config": CONFIG} | fields))
 
 
-def test_a_run_without_measured_requests_says_so() -> None:
-    with pytest.raises(ValueError, match="no request was measured"):
-        Report.of(Outcome(1))
-
-
 # --- one infinitely large cache -----------------------------------------------------------------------------------------
 
 
@@ -231,11 +226,6 @@ def test_a_policy_under_which_nothing_ends_is_told_and_the_others_go_on(
     assert "2/2 1 round-robin: no measured request has ended" in printed
     assert printed.count("|        0 |    – |") == 2
     assert {run["requests"] for run in read_results(str(out))["runs"].values()} == {0}
-
-
-def test_all_traces_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--trace", "help") == 0
-    assert "mooncake: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

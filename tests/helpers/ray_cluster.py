@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -199,26 +198,8 @@ def running(engine: Engine) -> int:
     return len(engine.scheduler.running)
 
 
-def node_of(engine: Engine) -> str:
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def die_at_work(engine: Engine) -> bool:
-    """Kill the process, if it has something to do. False if it has not."""
-    if engine.scheduler.running:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return False
-
-
 def freeze_at_work(engine: Engine) -> bool:
     """Stop the process between two steps, if it has something to do."""
     if engine.scheduler.running:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return False
-
-
-def hang_at_work(engine: Engine) -> bool:
-    """The engine's thread stays in here, if it has something to do; the process says all the same that it lives."""
-    if engine.scheduler.running:
-        time.sleep(HANG_S)
     return False

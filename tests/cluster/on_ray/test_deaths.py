@@ -71,13 +71,6 @@ def test_a_door_that_has_served_nothing_yet_can_say_how_the_engines_are(watcher:
         assert b"vllm:num_requests_running" in answer.read()
 
 
-def test_a_cluster_answers_as_one_engine_does(watcher: Any, llm: LLM) -> None:
-    asked = bodies(8, 24)
-    answers = asyncio.run(damage_while_streaming(lambda: None, asked))
-    assert answers == expected(llm, asked)
-    assert len(watcher.names()) == 2
-
-
 def test_requests_go_where_their_prefix_lies(watcher: Any) -> None:
     """The door hears what the trees hold: a prompt goes to the replica that has its beginning."""
     before = {name: watcher.visit(name, prompt_tokens) for name in watcher.names()}
@@ -93,30 +86,11 @@ def prompt_tokens(engine: Any) -> int:
     return int(engine.stats().prompt_tokens)
 
 
-def test_the_process_of_an_engine_dies(watcher: Any, llm: LLM) -> None:
-    from tests.helpers.ray_cluster import die_at_work
-
-    check_replacement(watcher, llm, lambda name: watcher.send(name, die_at_work))
-
-
 def test_the_process_of_an_engine_hangs(watcher: Any, llm: LLM) -> None:
     """It does not die: it just says nothing any more. Its calls move when it has been silent for too long."""
     from tests.helpers.ray_cluster import freeze_at_work
 
     check_replacement(watcher, llm, lambda name: watcher.send(name, freeze_at_work))
-
-
-def test_a_node_dies(nodes: Any, watcher: Any, llm: LLM) -> None:
-    from tests.helpers.ray_cluster import hang_at_work, node_of
-
-    nodes.nodes.append(nodes.add_node())  # room for the replicas that are lost
-
-    def kill(name: str) -> None:
-        node = watcher.visit(name, node_of)
-        watcher.send(name, hang_at_work)
-        nodes.kill_node(node)
-
-    check_replacement(watcher, llm, kill)
 
 
 def check_replacement(watcher: Any, llm: LLM, damage: Callable[[str], object]) -> None:

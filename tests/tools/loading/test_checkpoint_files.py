@@ -104,7 +104,6 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" 
             ({name: b"PK"}, "safetensors")
             for name in ("pytorch_model.bin", "model.pth", "consolidated.00.pth", "epoch.ckpt")
         ),
-        ({"adapter_config.json": b'{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}'}, "LLM('Qwen/Qwen3-0.6B', adapters"),
         ({"adapter_config.json": b"{", "adapter_model.safetensors": b""}, "LLM(model, adapters"),
         ({"config.json": LFS_POINTER, "model.safetensors": LFS_POINTER}, "config.json, model.safetensors"),
     ],

@@ -1,7 +1,5 @@
 """Places of adapters on the device: who has one, who waits for one, and how an adapter gets there."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,22 +125,3 @@ def test_an_adapter_has_one_pool(checkpoint: Checkpoint) -> None:
         other.engine.adapters.pool.obtain(foreign, ())
     assert other.engine.adapters.pool.obtain(foreign.again(), ()) in (True, False)
     assert [output.logprobs for output in outputs(llm)] == wanted
-
-
-@pytest.mark.slow
-def test_a_forked_process_fetches_adapters_for_itself(checkpoint: Checkpoint) -> None:
-    folders = {name: str(folder) for name, folder in three_adapters(checkpoint("llama")).items()}
-    script = f"""
-import os, signal
-from nanoinfer import LLM, SamplingParams
-params = SamplingParams(max_new_tokens=4, temperature=0)
-llm = LLM({str(checkpoint("llama"))!r}, max_total_tokens=512, adapters={folders})
-llm.generate([5, 6, 7], params, adapter="small")
-if os.fork():
-    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
-signal.alarm(120)
-llm.generate([5, 6, 7], params, adapter="large")
-os._exit(17)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 17, done.stderr[-2000:]
