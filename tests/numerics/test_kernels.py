@@ -1,11 +1,16 @@
-"""Kernels in C++ and oneDNN: equal to plain torch, and the same bits whatever rows are beside a row."""
+"""Kernels in C++ and oneDNN: equal to plain torch, the same bits whatever rows are beside a row, and fused operations equal
+to the separate ones."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.kernels.cpp import CppKernels
-from tests.helpers.kernels import DTYPES, assert_close, need_cpp, need_kernels, random
+from nanoinfer.kernels.huge_pages import PAGE, HugePages
+from nanoinfer.model.layers.linear import LMHead
+from tests.helpers.kernels import CPU, DTYPES, TOLERANCE, assert_close, need_cpp, need_kernels, random
 
 
 @pytest.fixture(params=[(name, dtype) for name in ("cpp", "onednn") for dtype in DTYPES], ids=str)
@@ -91,3 +96,120 @@ def test_what_would_be_read_as_something_else_is_not_computed(cpp: tuple[CppKern
     ):
         with pytest.raises(AssertionError):
             wrong()
+
+
+ACTIVATIONS = ("silu_and_mul", "gelu_tanh_and_mul")
+SIZES = [(64, 64), (33, 70), (896, 100), (1500, 18), (130, 6)]  # inputs, outputs: also no whole tile, word or group
+ROWS = (1, 2, 3, 5, 6, 7, 13, 16, 17, 31, 32, 33, 40, 64, 65, 70)
+MANY_ROWS = 1100  # more than one item of work has
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def kernels(request: pytest.FixtureRequest) -> CppKernels:
+    need_cpp(request.param)
+    made = CppKernels(request.param)
+    made.dtype = request.param
+    return made
+
+
+def drawn(kernels: CppKernels, *shape: int, seed: int = 0) -> torch.Tensor:
+    return random(*shape, dtype=kernels.dtype, seed=seed)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+def test_a_row_is_the_same_bits_with_any_number_of_rows(kernels: CppKernels, inputs: int, outputs: int):
+    x, packed = drawn(kernels, MANY_ROWS, inputs), kernels.pack(drawn(kernels, outputs, inputs, seed=1))
+    whole = kernels.linear(x, packed, None, outputs)
+    for rows in ROWS:
+        for first in (0, 500, MANY_ROWS - rows):
+            part = slice(first, first + rows)
+            assert torch.equal(kernels.linear(x[part], packed, None, outputs), whole[part])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+def test_many_rows_are_torchs(kernels: CppKernels, inputs: int, outputs: int):
+    x, weight = drawn(kernels, MANY_ROWS, inputs), drawn(kernels, outputs, inputs, seed=1)
+    got = kernels.linear(x, kernels.pack(weight), None, outputs).float()
+    wanted = x.float() @ weight.float().T
+    assert (got - wanted).abs().max() <= TOLERANCE[kernels.dtype] * wanted.abs().max()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_gated_product_is_the_product_and_the_activation(
+    kernels: CppKernels, inputs: int, outputs: int, activation: str, with_bias: bool
+):
+    weight = drawn(kernels, outputs, inputs, seed=1)
+    bias = drawn(kernels, outputs, seed=2) if with_bias else None
+    packed, gated = kernels.pack(weight), kernels.pack_gated(weight)
+    for rows in (*ROWS, MANY_ROWS):
+        x = drawn(kernels, rows, inputs, seed=rows)
+        wanted = getattr(kernels, activation)(kernels.linear(x, packed, bias, outputs))
+        assert torch.equal(kernels.gated_linear(x, gated, bias, outputs // 2, activation), wanted)
+
+
+def assert_same_argmax(kernels: CppKernels, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The fused argmax is numpy's of the logits, as the sampler takes it."""
+    packed = kernels.pack(weight)
+    token_ids, largest = kernels.linear_argmax(x, packed, None, len(weight))
+    logits = kernels.linear(x, packed, None, len(weight)).float()
+    wanted = torch.from_numpy(logits.numpy().argmax(-1))
+    assert torch.equal(token_ids, wanted)
+    assert torch.equal(largest.nan_to_num(7e9), logits.gather(1, wanted[:, None])[:, 0].nan_to_num(7e9))
+    plain = TorchKernels().linear_argmax(logits, torch.eye(len(weight)), None, len(weight))
+    if logits.isfinite().all():
+        assert torch.equal(plain[0], wanted)
+    return token_ids
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [*SIZES, (64, 1000), (8, 1), (8, 5)])
+def test_the_argmax_of_a_product_is_that_of_its_outputs(kernels: CppKernels, inputs: int, outputs: int):
+    for rows in (1, 2, 7, 40, 700):
+        assert_same_argmax(kernels, drawn(kernels, rows, inputs, seed=rows), drawn(kernels, outputs, inputs, seed=1))
+
+
+def test_ties_go_to_the_first_token_and_nan_to_the_first_nan(kernels: CppKernels):
+    x, weight = drawn(kernels, 3, 32), drawn(kernels, 1, 32, seed=1).repeat(300, 1)
+    assert assert_same_argmax(kernels, x, weight).tolist() == [0, 0, 0]
+    weight[:7] = 0
+    weight[7:] *= (kernels.linear(x[:1], kernels.pack(weight[8:9]), None, 1) > 0) * 2 - 1  # positive for the first row
+    assert assert_same_argmax(kernels, x[:1], weight).tolist() == [7]
+    for value in (torch.nan, torch.inf):
+        weight[[250, 130, 131], 0] = value
+        x[:, 0] = 1
+        assert assert_same_argmax(kernels, x, weight).tolist() == [130] * 3
+    x[:, 0] = -1  # the infinities are negative now, and the rest decides
+    assert_same_argmax(kernels, x, weight)
+    assert_same_argmax(kernels, x, torch.full_like(weight, -torch.inf))
+
+
+@pytest.mark.parametrize("changes", [{}, {"logit_scale": -2.0}, {"logit_softcap": 0.01}], ids=str)
+def test_the_heads_argmax_is_that_of_its_logits(kernels: CppKernels, changes: dict[str, float]):
+    config = SimpleNamespace(
+        **{"hidden_size": 48, "vocab_size": 301, "logit_scale": 1.0, "logit_softcap": None, **changes}
+    )
+    for used in (kernels, TorchKernels()):
+        head = LMHead(config, kernels.dtype, CPU)
+        head.weight.copy_(drawn(kernels, 301, 48))
+        head.pack(used, None, "lm_head")
+        head.kernels = used
+        x = drawn(kernels, 9, 48, seed=1)
+        logits = head(x).float()
+        found = head.likeliest(x)
+        if changes:
+            assert found is None  # what is done to the logits needs them all
+            continue
+        assert found is not None
+        token_ids, largest = found
+        assert token_ids.tolist() == logits.numpy().argmax(-1).tolist()
+        assert torch.equal(largest, logits.amax(-1))
+
+
+def test_packed_weights_lie_one_after_another_and_do_not_overlap():
+    memory, given = HugePages(), [torch.arange(float(n)).view(1, n) for n in (3, 16, 17, 40_000_000, 5)]
+    kept = [memory.copy(tensor) for tensor in given]
+    assert all(torch.equal(mine, tensor) for mine, tensor in zip(kept, given, strict=True))
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in kept)
+    assert kept[1].data_ptr() - kept[0].data_ptr() == 64
+    assert kept[3].data_ptr() % PAGE == 0

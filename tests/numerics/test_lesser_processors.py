@@ -26,12 +26,12 @@ ROOM = Path(__file__).parent
 NO_AMX = "-O1 -mno-amx-tile -mno-amx-bf16 -mno-amx-int8"
 # what such a processor lacks: the compiler's flags, which of the tests of kernels run with them
 LESSER = {
-    "AMX": (NO_AMX, ("test_products.py", "test_attention.py")),
+    "AMX": (NO_AMX, ("test_kernels.py", "test_attention.py")),
     # Nothing in the sources asks for both of the last two, so one library without both of them has every line.
-    "AMX, AVX512_BF16 and AVX512_VNNI": (f"{NO_AMX} -mno-avx512bf16 -mno-avx512vnni", ("test_products.py",)),
+    "AMX, AVX512_BF16 and AVX512_VNNI": (f"{NO_AMX} -mno-avx512bf16 -mno-avx512vnni", ("test_kernels.py",)),
     "AVX-512": (
         "-march=haswell",
-        ("test_kernels.py", "test_products.py", "test_attention.py", "test_adapter_bits.py"),
+        ("test_kernels.py", "test_attention.py", "test_adapter_bits.py"),
     ),
 }
 

@@ -10,13 +10,16 @@ import torch
 from nanoinfer import LLM, AsyncEngine
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
 from nanoinfer.model.model_runner import ModelRunner
-from tests.helpers.split_and_whole import (
+from tests.helpers.split_models import (
     PROMPTS,
     WHOLE,
     Checkpoint,
+    Room,
+    ThreadCommunicator,
+    ThreadMembers,
     of,
+    split_llm,
 )
-from tests.helpers.split_models import Room, ThreadCommunicator, ThreadMembers, split_llm
 from tests.helpers.waiting import run
 
 

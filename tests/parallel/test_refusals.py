@@ -14,8 +14,7 @@ from nanoinfer.parallel.ranks import StartedRanks
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import edited
-from tests.helpers.split_and_whole import PROMPTS, SIX_HEADS, WHOLE, Checkpoint, of
-from tests.helpers.split_models import split_llm
+from tests.helpers.split_models import PROMPTS, SIX_HEADS, WHOLE, Checkpoint, of, split_llm
 
 
 @pytest.fixture(autouse=True)
