@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.stream_pieces import StreamPiece
-
-if TYPE_CHECKING:
-    from nanoinfer.cluster.serve.remote_engine import ServeReplicas
 
 PAUSE_S = 0.2  # before another try, when no replica could take a call
 
@@ -98,6 +95,7 @@ class RemoteCall:
     Its tokens are those that one engine alone would give: each completion is sent with a seed, and when it moves, with the
     tokens that it has (see `requests/request_builder.py`). It never waits without a limit: a replica that says nothing for
     `silence_s` has lost it, it looks for a replica for at most `patience_s`, and it moves at most `most_moves` times.
+    `replicas`: a ServeReplicas, which sends it.
     `accepted` is set when the first replica has queued it; QueueFullError or InvalidRequestError if none does.
     """
 
@@ -106,7 +104,7 @@ class RemoteCall:
         request_id: int,
         request: Request,
         door: str,
-        replicas: "ServeReplicas",
+        replicas: Any,
         delivery: Delivery,
         limits: tuple[float, float, int],
     ):
