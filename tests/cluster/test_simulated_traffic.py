@@ -139,13 +139,6 @@ def test_azures_means_of_2024_come_out(name: str, prompt: float, output: float) 
     assert statistics.mean(answers) == pytest.approx(output, rel=0.15)
 
 
-def test_mooncakes_means_and_hits_are_as_published() -> None:
-    prompts, answers, hits, _ = figures(make_trace("mooncake", 10.0), 500.0)
-    assert statistics.mean(prompts) == pytest.approx(7590, rel=0.1)
-    assert statistics.mean(answers) == pytest.approx(182, rel=0.1)
-    assert hits == pytest.approx(0.5, abs=0.05)
-
-
 def test_traffic_that_begins_under_way_has_its_rate_at_once() -> None:
     early = [
         session.start + turn.think_s

@@ -6,9 +6,6 @@ made up, and others have the published statistics of production:
   those of the published files, and so are the gaps between arrivals (median over mean, of 2 million requests in a row):
   1.37 ms / 15.33 ms and 2.34 ms / 19.06 ms. For Poisson arrivals that would be 0.69. The ends (shares 0 and 1) are set
   so that the means come out as in the files: prompts of 1,632 and 2,511 tokens, outputs of 106 and 23.
-- **Mooncake** (Qin et al., "Mooncake: a KVCache-centric disaggregated architecture", arXiv 2407.00079, section 4.2): an
-  hour with 23,608 requests, 7,590 prompt and 182 output tokens on average. One cache of unlimited size has half of the
-  prompt tokens. In the published file, all requests begin with the same block of 512 tokens.
 """
 
 import math
@@ -280,41 +277,6 @@ class AzureCode2024(AzureConversation2024):
     shape = 0.21360227940584853
 
 
-@dataclass(frozen=True)
-class Mooncake(Trace):
-    """Long documents that are asked about again: `more` is the probability of one more turn. With these figures,
-    prompts and outputs are as long as published, and an unlimited cache has half of the prompt tokens. All begin with the
-    same `beginning` tokens."""
-
-    more: float = 0.465
-    beginning: ClassVar[int] = 512
-    document: ClassVar[Lengths] = Quantiles(((0, 260), (0.5, 3800), (0.9, 11800), (0.99, 35000), (1, 90000)))
-    question: ClassVar[Lengths] = Quantiles(((0, 20), (0.5, 250), (0.9, 1200), (1, 6000)))
-    answer: ClassVar[Lengths] = Quantiles(((0, 5), (0.5, 65), (0.9, 420), (1, 1600)))
-    think_s: float = 30.0
-
-    @property
-    def requests_per_session(self) -> float:
-        return 1 / (1 - self.more)
-
-    @property
-    def lasts_s(self) -> float:
-        return 4 * self.think_s
-
-    def turns(self, rng: Random, make: SegmentMaker) -> tuple[Turn, ...]:
-        shared = max(1, round(self.beginning * self.scale))
-        history = [make.shared("mooncake", self.seed, shared), make.new(self._length(self.document, rng))]
-        found = list[Turn]()
-        while True:
-            history.append(make.new(self._length(self.question, rng)))
-            answer = make.new(self._length(self.answer, rng))
-            think = rng.expovariate(1 / self.think_s) if found else 0.0
-            found.append(Turn(tuple(history), answer, think, (len(found) - 1,) if found else ()))
-            history.append(answer)
-            if rng.random() >= self.more:
-                return tuple(found)
-
-
 TRACES: dict[str, type[Trace]] = {
     "chat": Chat,
     "shared": SharedPrompts,
@@ -322,7 +284,6 @@ TRACES: dict[str, type[Trace]] = {
     "agents": Agents,
     "azure-conversation-2024": AzureConversation2024,
     "azure-code-2024": AzureCode2024,
-    "mooncake": Mooncake,
 }
 
 
