@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.patterns import check_depth
 from nanoinfer.requests.tool_calls import BEGIN, END
 
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
@@ -17,7 +16,6 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*+")
 # A string, a regular expression or a comment is taken whole, so that no %json in it counts.
 _PART = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?|(?://|#)[^\n]*+|%json\s*+')
-_SEPARATORS = {"item_separator": (",", ", "), "key_separator": (":", ": ")}  # that guidance's x-guidance may ask for
 
 
 def as_lark(text: str) -> str:
@@ -26,7 +24,6 @@ def as_lark(text: str) -> str:
         return text
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    check_depth(text)
     for found in _CLASS.findall(text):
         if any(operator in found for operator in ("&&", "--", "~~")):  # of regular expressions, but not of GBNF
             raise ValueError(f"{found[:60]!r}: && and -- and ~~ must not stand in brackets")
@@ -70,24 +67,13 @@ def lark_grammar(text: str, json_options: dict[str, Any]) -> str:
     for directive in ("%lark", "%regex", "%json"):  # those of its schemas are in their places no more
         if directive in lark:
             raise ValueError(f"{directive} is not implemented in a Lark grammar, unless %json begins a schema")
-    parts = [_asked_part(f"json{i}", json.loads(schema), json_options) for i, schema in enumerate(schemas)]
+    parts = [_json_part(f"json{i}", "%json", schema, json_options) for i, schema in enumerate(schemas)]
     return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]})  # even if it looks like anything else
 
 
-def _asked_part(name: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """A schema as another grammar. Of `x-guidance`, it is the separators that say what the output must be."""
-    asked = schema.pop("x-guidance", None) if isinstance(schema, dict) else None
-    if isinstance(asked, dict):
-        for key, known in _SEPARATORS.items():
-            if asked.get(key, known[0]) not in known:
-                raise ValueError(f"%json: x-guidance.{key}={asked[key]!r}: must be one of {known}")
-            options = {**options, key: asked.get(key, known[0])}
-    return _json_part(name, "%json", schema, options)
-
-
-def _json_part(name: str, where: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _json_part(name: str, where: str, schema: str, options: dict[str, Any]) -> dict[str, Any]:
     try:
-        prepared = prepared_schema(json.dumps(schema))
+        prepared = prepared_schema(schema)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return {"name": name, "json_schema": {**prepared, "x-guidance": options}}
@@ -111,5 +97,5 @@ def calls_grammar(text: str, json_options: dict[str, Any]) -> str:
     for i, (name, schema) in enumerate(functions.items()):
         before = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
         rules.append(f'f{i}: {before} @a{i} "}}"')
-        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", schema, options))
+        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", json.dumps(schema), options))
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})

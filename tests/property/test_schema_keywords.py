@@ -55,25 +55,8 @@ INTEGER = {"type": "integer"}
 @pytest.mark.parametrize(
     "schema",
     [
-        {"propertyNames": {"pattern": "^[a-z]+$"}},
-        {"propertyNames": {"type": "string", "pattern": "b"}, "additionalProperties": INTEGER},
-        {"propertyNames": {"pattern": "^[a-z]+$"}, "properties": {"a": INTEGER, "B1": INTEGER}},
-        {"propertyNames": {"pattern": "^[a-z]+$"}, "required": ["ab"], "additionalProperties": INTEGER},
-        {"propertyNames": {"enum": ["a", "x-y", 5]}},
-        {
-            "propertyNames": {"type": "string", "enum": ["a", "b"]},
-            "required": ["b", "a"],
-            "additionalProperties": INTEGER,
-        },
-        {"propertyNames": {"const": "x-y"}},
-        {"propertyNames": {"pattern": "date"}},
-        {"propertyNames": {"minLength": 2}},
-        {"propertyNames": {"minLength": 1, "maxLength": 2}, "additionalProperties": INTEGER},
-        {"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"enum": ["a", "b"], "title": "N"}}},
         {"properties": {"a": INTEGER}, "patternProperties": {"^a": {"minimum": 2}, "^x": {}}},
-        {"properties": {"a": INTEGER}, "patternProperties": {"^a+b*$": {"minimum": 2}}, "additionalProperties": False},
         {"properties": {"B1": {}}, "patternProperties": {"^[ab]$": INTEGER}, "additionalProperties": False},
-        {"allOf": [{"required": ["a"]}, {"patternProperties": {"^a+$": INTEGER}, "additionalProperties": False}]},
         {"patternProperties": {"^a$": INTEGER}, "required": ["a"]},
     ],
     ids=str,
@@ -95,28 +78,17 @@ def test_names_are_followed_exactly_and_an_output_is_never_stuck(schema: dict[st
     "schema",
     [
         {"propertyNames": False},
-        {"propertyNames": {"pattern": "a", "maxLength": 3}},
-        {"propertyNames": {"format": "email"}},
-        {"propertyNames": {"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}},
+        {"propertyNames": {"pattern": "a"}},
+        {"propertyNames": {"enum": ["a", "b"]}},
         {"propertyNames": {"type": "integer"}},
-        {"propertyNames": {"pattern": "a"}, "patternProperties": {"b": {}}},
-        {"propertyNames": {"enum": ["a", "b"]}, "required": ["a"]},
-        {"propertyNames": {"pattern": 5}},
-        {"propertyNames": {"anything": "date"}},
         {"properties": {"a": {}}, "patternProperties": {"^a$": {}}, "additionalProperties": False},
         {"required": ["a"], "patternProperties": {"^[ab]{1,2}$": {}}, "additionalProperties": False},
-        {
-            "$ref": "#/$defs/named",
-            "allOf": [{"patternProperties": {"^(a|b)$": {}}, "additionalProperties": False}],
-            "$defs": {"named": {"properties": {"b": {}}}},
-        },
     ],
     ids=str,
 )
 @pytest.mark.parametrize("nested", [False, True], ids=["top", "nested"])
 def test_names_that_cannot_be_followed_exactly_are_refused(schema: dict[str, Any], nested: bool) -> None:
-    definitions = {"$defs": schema.get("$defs", {})}
-    inside: dict[str, Any] = {"properties": {"x": {"type": "object", **schema}}, **definitions} if nested else schema
+    inside: dict[str, Any] = {"properties": {"x": {"type": "object", **schema}}} if nested else schema
     with pytest.raises(ValueError, match=r"propertyNames|patternProperties"):
         matcher_of("json_schema", json.dumps({"type": "object", **inside}))
 
@@ -124,24 +96,6 @@ def test_names_that_cannot_be_followed_exactly_are_refused(schema: dict[str, Any
 # --- references ------------------------------------------------------------------------------------------------------
 
 A = {"$ref": "#/$defs/a"}
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"$id": "http://example.com/a", "items": {"allOf": [{"$ref": "http://example.com/a#/items"}]}},
-        {**A, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": A}},
-        {"properties": {"x": {"properties": {"y": A}}}, "$defs": {"a": {"allOf": [{"type": "null"}, A]}}},
-        {"items": A, "$defs": {"a": {"anyOf": [{"type": "null"}, {"oneOf": [A]}]}}},
-        {"type": "object", "properties": {"a~b/c%": {"$ref": "#/properties/a~0b~1c%25"}}},
-        {"prefixItems": [{}, {"$ref": "#/prefixItems/1"}]},
-    ],
-    ids=str,
-)
-def test_a_reference_that_leads_back_to_itself_is_refused_when_it_arrives(schema: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"\$ref="):
-        matcher_of("json_schema", json.dumps(schema))
 
 
 def test_a_reference_that_leads_back_to_a_part_is_followed() -> None:
