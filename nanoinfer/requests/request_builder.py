@@ -15,8 +15,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got
 from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
-from nanoinfer.requests.text_bound import check_length
-from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.requests.chat import Messages, render_chat
-from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 from nanoinfer.requests.tool_calls import CallParser
 from nanoinfer.threads.cache_locks import kept
@@ -52,8 +51,9 @@ class Tokenizer:
 
     @kept
     def max_chars_per_token(self) -> int | None:
-        """The largest number of characters that one token can stand for; None if that is not certain."""
-        return max_chars_per_token(getattr(self, "hf_tokenizer", None))
+        """The number of characters of the longest token, for `check_length`; None if there is no vocabulary."""
+        hf_tokenizer = getattr(self, "hf_tokenizer", None)
+        return None if hf_tokenizer is None else max(map(len, hf_tokenizer.get_vocab()), default=None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, including the special tokens (such as the one for the beginning of a text) that the
@@ -92,6 +92,18 @@ class Tokenizer:
             return self.encode(text, add_special_tokens=False)
         except ValueError as error:
             raise ValueError(f"messages: {error}") from error
+
+
+def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
+    """ValueError when a text is too long for `max_tokens` tokens, the context's, even if all of them were the longest that
+    the tokenizer has: tokenizing takes time for every character, minutes for megabytes on one line. Costs nothing for short
+    texts."""
+    if max_tokens is None or len(text) <= max_tokens:
+        return
+    longest = getattr(tokenizer, "max_chars_per_token", None)
+    if longest is not None and len(text) > max_tokens * longest:
+        raise ValueError(f"has {len(text)} characters: must not exceed {max_tokens * longest} "
+                         f"(max_context_len={max_tokens} tokens of at most {longest} characters)")  # fmt: skip
 
 
 def _has_plain_decode(hf_tokenizer: Any) -> bool:

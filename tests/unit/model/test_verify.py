@@ -18,8 +18,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.verify import as_decode
-from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import Ahead, Req
 from nanoinfer.scheduling.batch import Batch
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.rows import all_logits, assert_close, random_tokens
