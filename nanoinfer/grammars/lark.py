@@ -16,6 +16,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*+")
 # A string, a regular expression or a comment is taken whole, so that no %json in it counts.
 _PART = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?|(?://|#)[^\n]*+|%json\s*+')
+_SEPARATORS = {"item_separator": (",", ", "), "key_separator": (":", ": ")}  # that guidance's x-guidance may ask for
 
 
 def as_lark(text: str) -> str:
@@ -67,13 +68,24 @@ def lark_grammar(text: str, json_options: dict[str, Any]) -> str:
     for directive in ("%lark", "%regex", "%json"):  # those of its schemas are in their places no more
         if directive in lark:
             raise ValueError(f"{directive} is not implemented in a Lark grammar, unless %json begins a schema")
-    parts = [_json_part(f"json{i}", "%json", schema, json_options) for i, schema in enumerate(schemas)]
+    parts = [_asked_part(f"json{i}", json.loads(schema), json_options) for i, schema in enumerate(schemas)]
     return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]})  # even if it looks like anything else
 
 
-def _json_part(name: str, where: str, schema: str, options: dict[str, Any]) -> dict[str, Any]:
+def _asked_part(name: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """A schema as another grammar. Of `x-guidance`, it is the separators that say what the output must be."""
+    asked = schema.pop("x-guidance", None) if isinstance(schema, dict) else None
+    if isinstance(asked, dict):
+        for key, known in _SEPARATORS.items():
+            if asked.get(key, known[0]) not in known:
+                raise ValueError(f"%json: x-guidance.{key}={asked[key]!r}: must be one of {known}")
+            options = {**options, key: asked.get(key, known[0])}
+    return _json_part(name, "%json", schema, options)
+
+
+def _json_part(name: str, where: str, schema: Any, options: dict[str, Any]) -> dict[str, Any]:
     try:
-        prepared = prepared_schema(schema)
+        prepared = prepared_schema(json.dumps(schema))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return {"name": name, "json_schema": {**prepared, "x-guidance": options}}
@@ -97,5 +109,5 @@ def calls_grammar(text: str, json_options: dict[str, Any]) -> str:
     for i, (name, schema) in enumerate(functions.items()):
         before = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
         rules.append(f'f{i}: {before} @a{i} "}}"')
-        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", json.dumps(schema), options))
+        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", schema, options))
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})

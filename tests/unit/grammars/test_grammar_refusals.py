@@ -23,7 +23,7 @@ from tests.helpers.grammar_engines import engine_with, one
         ({"grammar": 'start: "%json {}"'}, r"^story: grammar: %json"),
         ({"grammar": "start: %json nope"}, r"^story: grammar: %json"),
         ({"grammar": 'start: %json {"minProperties": 3}'}, r"^story: grammar: %json: minProperties=3"),
-        ({"grammar": 'start: %json {"x-guidance": {}}'}, r"^story: grammar: %json: x-guidance"),
+        ({"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'}, "x-guidance.key_separator=1"),
         ({"grammar": "root ::= other"}, r"^story: grammar: .*other"),
         ({"grammar": 'root ::= "'}, r"^story: grammar: "),
         ({"grammar": "root ::= [^a&&b]"}, r"^story: grammar: .*&&"),

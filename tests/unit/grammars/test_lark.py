@@ -39,13 +39,18 @@ def samples(llm: LLM, grammar: str) -> list[str]:
     return [output.text for output in outputs]
 
 
-def test_what_is_in_json_follows_its_schema(llm: LLM) -> None:
-    texts = samples(llm, f'start: "<" j ">" %json {{"const": 1}} // %no\nj[capture]: %json {TEXT}\n')
+@pytest.mark.parametrize(
+    ("options", "separators"),
+    [({}, (",", ":")), ({"item_separator": ", ", "key_separator": ": ", "lenient": True}, (", ", ": "))],
+)
+def test_what_is_in_json_follows_its_schema(llm: LLM, options: dict[str, Any], separators: tuple[str, str]) -> None:
+    schema = json.dumps({**SCHEMA, "x-guidance": options}, indent=2) if options else TEXT
+    texts = samples(llm, f'start: "<" j ">" %json {{"const": 1}} // %no\nj[capture]: %json {schema}\n')
     assert len(set(texts)) > 2
     for text in texts:
         document = json.loads(text.removeprefix("<").removesuffix(">1"))
         jsonschema.validate(document, SCHEMA)
-        assert text == f"<{json.dumps(document, separators=(',', ':'))}>1"
+        assert text == f"<{json.dumps(document, separators=separators)}>1"
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_a_chat_is_encoded_as_by_transformers() -> None:
         ([{"content": "a"}], r"messages\[0\].*role"),
         ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
         ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
-        ([{"role": "user", "content": 5}], r"template refuses.*\(messages\[0\]: content is 5, not text"),
+        ([{"role": "user", "content": 5}], "template refuses"),
     ],
 )
 def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
