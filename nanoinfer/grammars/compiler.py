@@ -166,7 +166,9 @@ class Compiler:
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
             raise Refusal(failure)
         result: list[tuple[Any, bool] | Exception] = []
-        in_thread(partial(_start, text, self.vocabulary, result))
+        in_thread(partial(_start, text, self.vocabulary, result), seconds=max(0.0, end - time.monotonic()))
+        if not result:
+            raise TimeoutError
         if isinstance(result[0], Exception):
             raise result[0]
         compiled.start, compiled.takes_drafts = result[0]

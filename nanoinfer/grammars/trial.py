@@ -89,8 +89,9 @@ def _end(helper: "subprocess.Popen[str]") -> int:
     return helper.wait()
 
 
-def in_thread(function: Callable[[], None], stack_bytes: int = STACK_BYTES) -> None:
-    """Call `function`, which must not raise, in a thread with such a stack, and wait for it."""
+def in_thread(function: Callable[[], None], stack_bytes: int = STACK_BYTES, seconds: float | None = None) -> None:
+    """Call `function`, which must not raise, in a thread with such a stack, and wait for it: at most `seconds`, and then it
+    goes on alone."""
     thread = threading.Thread(target=function, name="nanoinfer-grammar")
     with _stack_size:
         before = threading.stack_size(stack_bytes)
@@ -98,7 +99,7 @@ def in_thread(function: Callable[[], None], stack_bytes: int = STACK_BYTES) -> N
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join()
+    thread.join(seconds)
 
 
 # --- the helper ------------------------------------------------------------------------------------------------------

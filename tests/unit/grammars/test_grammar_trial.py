@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from nanoinfer.errors import InvalidRequestError
+from nanoinfer.grammars import compiler as compiler_module
 from nanoinfer.grammars.compiler import Compiler, Grammar, Refusal
 from nanoinfer.grammars.trial import PROGRAM, Trials
 from nanoinfer.grammars.vocabulary import Vocabulary
 from tests.helpers.engines import LetterTokenizer, finish, greedy, make_engine
 from tests.helpers.interrupts import Interrupted, raising
+from tests.helpers.waiting import HANG_S
 
 LONG = Grammar("grammar", "start: r0\n" + "\n".join(f'r{i}: "k" r{i + 1}' for i in range(1600)) + '\nr1600: "z"')
 SILENT = "import sys; sys.stdin.read()"
@@ -108,3 +110,18 @@ def test_the_time_that_compiling_takes_counts_towards_the_requests_timeout(monke
     engine.step()
     now[0] += 2.5  # 7.5 seconds after it came
     assert finish(engine)[request_id].finish_reason == "timeout"
+
+
+def test_compiling_that_goes_on_too_long_ends_the_wait(monkeypatch: pytest.MonkeyPatch, trials: Trials) -> None:
+    compiler, end, original = compiler_with(trials), threading.Event(), compiler_module._start
+
+    def slow(*args: Any) -> None:
+        assert end.wait(HANG_S)
+
+    monkeypatch.setattr(compiler_module, "_start", slow)
+    monkeypatch.setattr(trials, "failure", lambda *_: "")
+    with pytest.raises(TimeoutError):
+        compiler.compile(Grammar("regex", "abc"), 0.01)
+    end.set()
+    monkeypatch.setattr(compiler_module, "_start", original)
+    compiler.compile(Grammar("regex", "abc"))
