@@ -12,8 +12,7 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import NO_TOKEN, Req
+from nanoinfer.requests.req import NO_TOKEN, Ahead, Req
 from nanoinfer.sampling.random_numbers import uniform
 from nanoinfer.sampling.sampler import Sampler, chooses_by_itself
 from nanoinfer.scheduling.batch import Batch, only_likeliest

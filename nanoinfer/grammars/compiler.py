@@ -1,30 +1,29 @@
 """Turns the grammars of requests into matchers, with llguidance, in bounded time and memory."""
 
+import atexit
 import json
+import os
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.grammars.grammar import MAX_LENGTH, Grammar, Refusal
 from nanoinfer.grammars.json_schemas import prepared_schema
 from nanoinfer.grammars.lark import calls_grammar, lark_grammar
-from nanoinfer.grammars.making import MadeOnce
 from nanoinfer.grammars.matcher import Matcher, NumberLimit, reason
-from nanoinfer.grammars.patterns import check_regex
-from nanoinfer.grammars.trial import is_safe, tried
+from nanoinfer.grammars.trial import STEPS, Trials, in_thread
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.threads.cache_locks import new_cache_lock
 
-MAX_CHOICES = 10_000  # of `choice`: as many take a tenth of a second to compile
+MAX_LENGTH = 200_000  # characters of a grammar of any kind
 MAX_CACHED = 64  # compiled grammars
 MAX_SECONDS = 30.0  # that a request waits for its grammar
-STEPS = 8  # tokens that are written on arrival, as it is only then that some grammars turn out to be too large
 # Of llguidance, which says what they count; below its own where memory would grow to gigabytes.
 LIMITS: dict[str, Any] = {
     "max_items_in_row": 5_000,
@@ -48,19 +47,31 @@ COMPACT_JSON: Any = {
 NewMatcher = Callable[[frozenset[int]], Matcher]  # a request's stop tokens → a matcher at the start of its grammar
 
 
-class Grammars:
-    """The grammars of one model. May be used by any thread; the vocabulary is read when the first grammar comes. `clock`
-    returns seconds."""
+@dataclass(frozen=True)
+class Grammar:
+    """`kind`: the field of SamplingParams that it comes from (GRAMMAR_FIELDS). `text`: a regular expression, a JSON schema,
+    a Lark grammar, the choices as a JSON list, or [tool_calls, parallel_tool_calls] as JSON."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        vocab_size: int,
-        end_ids: Iterable[int] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._tokenizer, self._vocab_size, self._end_ids, self._clock = tokenizer, vocab_size, sorted(end_ids), clock
-        self._compiler: MadeOnce[Compiler] = MadeOnce(self._make_compiler, clock)
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "Grammar | None":
+        """The grammar that `params` ask for; None if they ask for none."""
+        return next((cls(kind, text) for kind, text in params.grammar_texts if text is not None), None)
+
+
+class Refusal(ValueError):
+    """Why a grammar cannot be served, in words that follow its name."""
+
+
+class Grammars:
+    """The grammars of one model. May be used by any thread; the vocabulary is read when the first grammar comes."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: Iterable[int] = ()):
+        self._tokenizer, self._vocab_size, self._end_ids = tokenizer, vocab_size, sorted(end_ids)
+        self._compiler: Compiler | None = None
+        self._lock = threading.Lock()
 
     def prepare(
         self, params: SamplingParams, name: str = "prompt", timeout_s: float | None = None
@@ -74,10 +85,11 @@ class Grammars:
         if grammar is None:
             return None
         limit = MAX_SECONDS if timeout_s is None else min(timeout_s, MAX_SECONDS)
-        end = self._clock() + limit
+        end = time.monotonic() + limit
         try:
-            compiler = self._compiler.get(limit)
-            return compiler.compile(grammar, end - self._clock()).matcher
+            with self._lock:
+                self._compiler = self._compiler or self._new_compiler()
+            return self._compiler.compile(grammar, end - time.monotonic()).matcher
         except Refusal as error:
             raise InvalidRequestError(f"{name}: {grammar.kind}: {error}") from error
         except TimeoutError as error:
@@ -85,81 +97,24 @@ class Grammars:
             why = f"compiling it takes longer than {given}{limit:g} seconds"
             raise InvalidRequestError(f"{name}: {grammar.kind}: {why}") from error
 
-    def _make_compiler(self) -> "Compiler":
+    def _new_compiler(self) -> "Compiler":
         if self._tokenizer is None:
             raise Refusal("needs a tokenizer, but this model has none")
         try:
-            vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
+            return Compiler(Vocabulary(self._tokenizer, self._vocab_size, self._end_ids))
         except ValueError as error:
             raise Refusal(f"this model's tokenizer cannot serve grammars: {error}") from error
-        assert vocabulary.compiled is not None  # now, rather than in the thread of the first grammar
-        return Compiler(vocabulary, self._clock)
 
 
-class Compiler:
-    """Compiles each grammar once, as long as it is among the MAX_CACHED that were used last. May be used by any thread.
-    `clock` returns seconds; `trial`: see `tried`."""
+@dataclass
+class Compiled:
+    """A grammar, and what it compiles to: `start` is a matcher of llguidance at its start; None until it is compiled."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        clock: Callable[[], float] = time.monotonic,
-        trial: Callable[[str, dict[str, Any]], Refusal | None] = tried,
-    ):
-        self.vocabulary, self._clock, self._trial = vocabulary, clock, trial
-        self._cache: OrderedDict[Grammar, _Compiled] = OrderedDict()
-        self._lock = new_cache_lock()
-
-    def compile(self, grammar: Grammar, seconds: float = MAX_SECONDS) -> "_Compiled":
-        """The compiled grammar. Refusal with the reason when it cannot be compiled, TimeoutError if it is not in
-        `seconds`. Signal handlers run while this waits."""
-        new = _Compiled(grammar, self.vocabulary, self._clock, self._trial)
-        with self._lock:
-            compiled = self._cache.setdefault(grammar, new)
-            self._cache.move_to_end(grammar)
-            if len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        compiled.compile(seconds)
-        return compiled
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A grammar's matcher of llguidance, at the start."""
-
-    state: Any
-    can_roll_back: bool
-
-
-class _Compiled:
-    """One grammar, and what it compiles to."""
-
-    def __init__(
-        self,
-        grammar: Grammar,
-        vocabulary: Vocabulary,
-        clock: Callable[[], float],
-        trial: Callable[[str, dict[str, Any]], Refusal | None],
-    ):
-        self._grammar, self._vocabulary, self._trial = grammar, vocabulary, trial
-        self._lock = new_cache_lock()  # llguidance's objects must not be used by two threads at once
-        self._made: MadeOnce[_Start | Refusal] = MadeOnce(self._make, clock)
-
-    def compile(self, seconds: float) -> _Start:
-        """Compile it if it is not. Errors as in `Compiler.compile`."""
-        made = self._made.get(seconds)
-        if isinstance(made, Refusal):
-            raise Refusal(str(made))
-        return made
-
-    def _make(self) -> _Start | Refusal:
-        """Compile it, or find out why that is impossible. What is raised is no verdict, and is not kept."""
-        try:
-            text = _text_for_compiler(self._grammar)
-        except ValueError as error:
-            return Refusal(str(error))
-        verdict = None if is_safe(self._grammar) else self._trial(text, LIMITS)
-        return verdict or _compile(text, self._vocabulary)
+    grammar: Grammar
+    vocabulary: Vocabulary
+    start: Any = None
+    takes_drafts: bool = True
+    lock: Any = field(default_factory=threading.Lock)  # llguidance's objects must not be used by two threads at once
 
     def matcher(self, stop_token_ids: frozenset[int]) -> Matcher:
         """A matcher at the start, for a request that ends by one of `stop_token_ids`.
@@ -167,12 +122,64 @@ class _Compiled:
         Those of them that are special, as the model's end tokens are, are allowed when the output is complete. One that
         stands for text is allowed where its text is.
         """
-        vocabulary, start = self._vocabulary, self.compile(MAX_SECONDS)
-        ends = stop_token_ids & vocabulary.special
-        limit = NumberLimit(vocabulary) if self._grammar.kind in ("json_schema", "tool_calls") else None
+        ends = stop_token_ids & self.vocabulary.special
+        limit = NumberLimit(self.vocabulary) if self.grammar.kind in ("json_schema", "tool_calls") else None
+        with self.lock:
+            state = self.start.deep_copy()
+        return Matcher(state, self.vocabulary, ends, limit, self.takes_drafts)
+
+
+class Compiler:
+    """Compiles grammars, and keeps the MAX_CACHED that were used last. May be used by any thread. `trials`: where each is
+    tried before."""
+
+    def __init__(self, vocabulary: Vocabulary, trials: Trials | None = None):
+        self.vocabulary, self._trials = vocabulary, trials or process_trials(os.getpid())
+        self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar, seconds: float = MAX_SECONDS) -> Compiled:
+        """The compiled grammar. Threads that want the same one wait for the first. Refusal with the reason when it cannot
+        be compiled, TimeoutError if it is not known in `seconds` whether it can."""
+        end = time.monotonic() + seconds
         with self._lock:
-            state = start.state.deep_copy()
-        return Matcher(state, vocabulary, ends, limit, start.can_roll_back)
+            compiled = self._cache.setdefault(grammar, Compiled(grammar, self.vocabulary))
+            self._cache.move_to_end(grammar)
+            if len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+        if not compiled.lock.acquire(timeout=max(0.0, seconds)):
+            raise TimeoutError
+        try:
+            if compiled.start is None:
+                self._compile(compiled, end)
+        finally:
+            compiled.lock.release()
+        return compiled
+
+    def _compile(self, compiled: Compiled, end: float) -> None:
+        try:
+            text = _text_for_compiler(compiled.grammar)
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        except RecursionError as error:
+            raise Refusal("is too deep") from error
+        if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
+            raise Refusal(failure)
+        result: list[tuple[Any, bool] | Exception] = []
+        in_thread(partial(_start, text, self.vocabulary, result), seconds=max(0.0, end - time.monotonic()))
+        if not result:
+            raise TimeoutError
+        if isinstance(result[0], Exception):
+            raise result[0]
+        compiled.start, compiled.takes_drafts = result[0]
+
+
+@cache
+def process_trials(process_id: int) -> Trials:
+    """All compilers of a process share its helpers, which keep nothing of a grammar. A forked process has its own."""
+    trials = Trials()
+    atexit.register(trials.close)
+    return trials
 
 
 def _text_for_compiler(grammar: Grammar) -> str:
@@ -181,41 +188,33 @@ def _text_for_compiler(grammar: Grammar) -> str:
 
     if len(grammar.text) > MAX_LENGTH:
         raise ValueError(f"has {len(grammar.text)} characters: must not exceed {MAX_LENGTH}")
-    if grammar.kind == "regex":
-        check_regex(grammar.text)
-        text: str = LLMatcher.grammar_from_regex(grammar.text)
-    elif grammar.kind == "json_schema":
-        schema = json.dumps(prepared_schema(grammar.text))
-        text = LLMatcher.grammar_from_json_schema(schema, overrides=COMPACT_JSON)
-    elif grammar.kind == "tool_calls":
-        text = calls_grammar(grammar.text, COMPACT_JSON)
-    elif grammar.kind == "grammar":
-        text = lark_grammar(grammar.text, COMPACT_JSON)
-    else:
-        given = json.loads(grammar.text)
-        if len(given) > MAX_CHOICES:
-            raise ValueError(f"has {len(given)} choices: must not exceed {MAX_CHOICES}")
-        choices = " | ".join(json.dumps(choice) for choice in given)  # of a terminal: its states are quicker than rules
-        text = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
-    return text
+    if grammar.kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(grammar.text)), overrides=COMPACT_JSON)
+    if grammar.kind == "tool_calls":
+        return calls_grammar(grammar.text, COMPACT_JSON)
+    if grammar.kind == "grammar":
+        return lark_grammar(grammar.text, COMPACT_JSON)
+    if grammar.kind == "choice":
+        choices = " | ".join(map(json.dumps, json.loads(grammar.text)))
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")  # a terminal is quicker than rules
+    return LLMatcher.grammar_from_regex(grammar.text)
 
 
-def _compile(text: str, vocabulary: Vocabulary) -> _Start | Refusal:
+def _start(text: str, vocabulary: Vocabulary, result: list[Any]) -> None:
+    """Put the matcher of llguidance for `text` and whether it can take tokens back into `result`, or a Refusal."""
     from llguidance import LLMatcher, LLParserLimits
 
     try:
         start = LLMatcher(vocabulary.compiled, text, log_level=0, limits=LLParserLimits(**LIMITS))
-    except UnicodeError as error:
-        return Refusal(f"cannot be compiled: must be text that can be encoded as UTF-8: {error}")
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # what code written in Rust raises when it fails
-            raise
-        return Refusal(f"the compiler fails on it: {reason(str(error))}")
-    if start.is_error():
-        return Refusal(f"cannot be compiled: {reason(start.get_error())}")
-    if failure := _failure(Matcher(start.deep_copy(), vocabulary, ())):
-        return Refusal(f"it is too large, or no output of this model matches it: {reason(failure)}")
-    return _Start(start, _can_roll_back(start.deep_copy(), vocabulary))
+        if start.is_error():
+            raise Refusal(f"cannot be compiled: {reason(start.get_error())}")
+        if failure := _failure(Matcher(start.deep_copy(), vocabulary, ())):
+            raise Refusal(f"it is too large, or no output of this model matches it: {reason(failure)}")
+        result.append((start, _takes_drafts(start.deep_copy(), vocabulary)))
+    except Refusal as refusal:
+        result.append(refusal)
+    except BaseException as error:  # code written in Rust raises a PanicException, which is no Exception, when it fails
+        result.append(Refusal(f"the compiler fails on it: {reason(str(error))}"))
 
 
 def _failure(matcher: Matcher) -> str:
@@ -232,7 +231,7 @@ def _failure(matcher: Matcher) -> str:
     return matcher.error
 
 
-def _can_roll_back(state: Any, vocabulary: Vocabulary) -> bool:
+def _takes_drafts(state: Any, vocabulary: Vocabulary) -> bool:
     """Whether llguidance can take tokens back. It cannot where a Lark grammar has max_tokens=... or stop=..."""
     row = np.zeros(vocabulary.words, dtype=np.int32)
     state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

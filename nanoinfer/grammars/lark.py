@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 from nanoinfer.grammars.json_schemas import prepared_schema
-from nanoinfer.grammars.patterns import check_depth
 from nanoinfer.requests.tool_calls import BEGIN, END
 
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
@@ -26,7 +25,6 @@ def as_lark(text: str) -> str:
         return text
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    check_depth(text)
     for found in _CLASS.findall(text):
         if any(operator in found for operator in ("&&", "--", "~~")):  # of regular expressions, but not of GBNF
             raise ValueError(f"{found[:60]!r}: && and -- and ~~ must not stand in brackets")

@@ -1,6 +1,5 @@
-"""Regular expressions: how large they may be, and patterns of JSON schemas.
-
-The compiler has no look-ahead, and gets some patterns wrong inside a JSON string, which are refused.
+"""Patterns and formats of JSON schemas. The compiler has no look-ahead, and gets some patterns wrong inside a JSON string,
+which are refused.
 
 In a JSON string, `"`, `\\` and control characters are written as escapes. For a class of characters that has all control
 characters, llguidance 1.9 allows every escape, so `[^"]` would match a quotation mark. Classes that have both `"` and `\\`,
@@ -9,8 +8,6 @@ as `.` and `[^a]` do, are right, and so are those without control characters.
 
 import re
 
-MAX_REGEX = 5_000  # characters of a regular expression
-MAX_DEPTH = 100  # of brackets inside each other: the compiler would run out of stack
 CONTROL = "".join(map(chr, range(32)))
 SPACES = set("\t\n\v\f\r\x1c\x1d\x1e\x1f")  # classes of these are right
 PROPERTIES = re.compile(r"\\p(?:[LN][a-z]?|\{[LN][a-z]?\})")  # letters and numbers; of other properties it is not known
@@ -46,7 +43,6 @@ def without_look_ahead(pattern: str) -> list[str]:
 
 def check_pattern(pattern: str) -> None:
     """ValueError naming the part of `pattern` that may not be compiled exactly."""
-    check_regex(pattern)
     for token in TOKEN.findall(pattern):
         for escape in ESCAPE.findall(token):
             if escape[1:2] in ("p", "P") and not PROPERTIES.fullmatch(escape):
@@ -67,12 +63,6 @@ def matches(pattern: str, text: str) -> bool:
         raise ValueError(f"pattern {pattern!r}: {error}") from error
 
 
-def may_be_finite(pattern: str) -> bool:
-    """False if there is no end of texts that `pattern` matches."""
-    bare = "".join(token for token in TOKEN.findall(pattern) if token[0] not in "\\[")
-    return "^" in bare and "$" in bare and not re.search(r"[*+]|\{\d+,\}", bare)
-
-
 def _check_class(text: str, pattern: str) -> None:
     bare = ESCAPE.sub("", text)[1:]
     if "[" in bare or any(operator in bare for operator in ("&&", "--", "~~")):
@@ -83,22 +73,3 @@ def _check_class(text: str, pattern: str) -> None:
             f'pattern {pattern!r}: {text} has control characters but not both " and \\, and is not implemented; '
             "exclude control characters as well: \\x00-\\x1f"
         )
-
-
-def check_regex(text: str) -> None:
-    """ValueError when a regular expression is too long, or its brackets are too deep."""
-    if len(text) > MAX_REGEX:
-        raise ValueError(
-            f"has {len(text)} characters: must not exceed {MAX_REGEX}; for many fixed texts, use choice=[...]"
-        )
-    check_depth(text)
-
-
-def check_depth(text: str) -> None:
-    """ValueError when brackets are too deep."""
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise ValueError(f"has {deepest} opening brackets inside each other: must not exceed {MAX_DEPTH}")

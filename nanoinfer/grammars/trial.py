@@ -1,112 +1,148 @@
-"""Whether a grammar is surely safe to compile in this process; any other is tried in a helper process first.
+"""Trials: a grammar is first compiled in a helper process, which may die of it. This file is also that process's program.
 
-llguidance compiles by recursion, over brackets and from name to name (`$ref`, rules, terminals), with ten kilobytes of
-stack for each level at most. So a long chain of names overflows any stack, which ends the process. It compares patterns
-that may meet with each other, and a few lines of Lark can double a terminal again and again, which may take any time and
-memory. The numbers below are bounds that are quick to find, and a JSON schema within them takes a quarter of a MadeOnce's
-stack, and a second.
-
-    this process                      trial_program.py
-    text ───────── its stdin ───────► compiles it, in a thread with half of the stack that there is here
-    waits                             follows it for a few tokens
-         ◄── exit status, or the signal by which it died
-
-What the helper survives is compiled here, again: compiling takes the same way every time, and has twice the stack here.
+llguidance compiles by recursion, so a long chain of names overflows any stack, which ends the process; and a few lines of
+Lark can double a terminal again and again, which may take any time and memory. What the helper survives is compiled again
+in the process that serves: compiling takes the same way every time, and has twice the stack there.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
-from nanoinfer.grammars.grammar import Grammar, Refusal
-from nanoinfer.grammars.json_names import levels
-from nanoinfer.grammars.making import STACK_BYTES
-
-# What is said of depth here was measured with llguidance 1.9, as the least stack that chains of 1,000 levels need: objects
-# 9.1 KiB a level, prefixItems 9.7, each object with properties of all kinds 10.1, lists 7.9, anyOf 8.1, allOf 6.4.
-SAFE_LEVELS = 1_500
-SAFE_LENGTH = 20_000  # characters
-SAFE_PATTERNS = 8  # in a schema in which they may meet
-PATTERNS = ("pattern", "format", "propertyNames", "minLength", "maxLength", "multipleOf")
-MERGED = ("allOf", "anyOf", "oneOf", "$ref")  # beside another keyword, they make the compiler put schemas together
-
-PROGRAM = (sys.executable, "-I", "-S", str(Path(__file__).with_name("trial_program.py")))
-CPU_S = 5  # of the helper's computing time
-MOST_S = 30  # that the helper may take on a busy machine, or where computing time has no limit
+STACK_BYTES = 64 * 2**20  # of a thread that compiles; only what is used of it takes memory
+STEP_STACK_BYTES = 256 * 1024  # what follows a grammar is any thread, such as one of the caller's with a small stack
+STEPS = 8  # tokens that are written after compiling, as it is only then that some grammars turn out to be too large
+CPU_S = 3  # of the helper's computing time, for each grammar
 MEMORY_BYTES = 2 * 2**30  # of the helper's address space
-FATAL = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGXCPU")  # what the grammar itself is to blame for
+MAX_IDLE = 2  # helpers that are kept for the next grammar
+PROGRAM = (sys.executable, "-I", "-S", __file__)  # isolated, and without torch, it starts in a tenth of a second
+
+_stack_size = threading.Lock()  # the size of stacks is a setting of the whole process
 
 
-def is_safe(grammar: Grammar) -> bool:
-    """Whether a grammar, of which the rest of its checks is done, is within the bounds."""
-    if grammar.kind in ("regex", "choice"):
-        return True  # by their own limits: nothing in them is deep, and they take a tenth of a second
-    if grammar.kind == "grammar" or len(grammar.text) > SAFE_LENGTH:
-        return False
-    if grammar.text.count("(?=") > SAFE_PATTERNS:  # each becomes a pattern
-        return False
-    given = json.loads(grammar.text)
-    schemas = list(given[0].values()) if grammar.kind == "tool_calls" else [given]
-    return all(_deepest(schema) <= SAFE_LEVELS for schema in schemas) and (
-        not any(map(_meet, schemas)) or sum(map(_num_patterns, schemas)) <= SAFE_PATTERNS
-    )
+class Trials:
+    """Helper processes: each tries one grammar after another, until one ends it. May be used by any thread. `program`: the
+    helper's command."""
 
+    def __init__(self, program: Sequence[str] = PROGRAM):
+        self.program = program
+        self._idle: list[subprocess.Popen[str]] = []
 
-def _objects(schema: Any) -> Iterator[dict[str, Any]]:
-    return (part for level in levels([schema]) for part in level if isinstance(part, dict))
+    def failure(self, text: str, limits: Mapping[str, Any], seconds: float) -> str:
+        """Why the grammar `text` cannot be compiled; empty if it can. TimeoutError if that is not known in `seconds`."""
+        try:
+            helper = self._idle.pop()
+        except IndexError:
+            helper = self._started()
+        assert helper.stdin is not None
+        assert helper.stdout is not None
+        try:
+            with suppress(BrokenPipeError):  # it has died, and does not answer
+                helper.stdin.write(json.dumps([text, dict(limits)]) + "\n")
+                helper.stdin.flush()
+            if not wait([helper.stdout.fileno()], seconds):
+                raise TimeoutError
+            answer = helper.stdout.readline()
+        except BaseException:
+            _end(helper)
+            raise
+        if answer and len(self._idle) < MAX_IDLE:
+            self._idle.append(helper)
+            return ""
+        status = _end(helper)
+        if answer:
+            return ""
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"is too deep or too large: compiling it takes more stack, memory or time than is safe ({how})"
 
+    def close(self) -> None:
+        """End the helpers that are idle."""
+        while self._idle:
+            _end(self._idle.pop())
 
-def _deepest(schema: Any) -> int:
-    """How deep the compiler may go: through the whole depth of the schema, and again from every target of a `$ref`. It
-    does not enter a target again in which it is already."""
-    targets = {part["$ref"] for part in _objects(schema) if isinstance(part.get("$ref"), str)}
-    return (len(targets) + 1) * sum(1 for _ in levels([schema]))
-
-
-def _meet(schema: Any) -> bool:
-    """Whether patterns of the schema may meet each other: several may be asked of one string, or of one key."""
-    return any(
-        "patternProperties" in part or "allOf" in part or (len(part) > 1 and any(keyword in part for keyword in MERGED))
-        for part in _objects(schema)
-    )
-
-
-def _num_patterns(schema: Any) -> int:
-    return sum(
-        sum(keyword in part for keyword in PATTERNS) + len(part.get("patternProperties", ()))
-        for part in _objects(schema)
-    )
-
-
-def tried(text: str, limits: Mapping[str, Any], program: Sequence[str] = PROGRAM) -> Refusal | None:
-    """Why the grammar `text` cannot be compiled; None if it can. Raises Refusal when it could not be tried, which says
-    nothing about the grammar. `program`: the helper's command."""
-    job = {
-        "path": sys.path,
-        "text": text,
-        "limits": dict(limits),
-        "stack_bytes": STACK_BYTES // 2,
-        "memory_bytes": MEMORY_BYTES,
-        "cpu_s": CPU_S,
-    }
-    try:
-        status = subprocess.run(
-            program,
-            input=json.dumps(job).encode(),
-            stdout=subprocess.DEVNULL,
+    def _started(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [*self.program, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
             start_new_session=True,  # Ctrl-C is for this process
-            timeout=MOST_S,
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refusal(f"must be tried in a process of its own, which failed: {error}") from error
-    if not status:
-        return None
-    how = signal.Signals(-status).name if status < 0 else f"status {status}"
-    if how not in FATAL:
-        raise Refusal(f"must be tried in a process of its own, which failed: {how}")
-    return Refusal(f"is too deep or too large: compiling it takes more stack, memory or time than is safe ({how})")
+        )
+
+
+def _end(helper: "subprocess.Popen[str]") -> int:
+    """Kill a helper, if it has not died already. Returns its exit status."""
+    helper.kill()
+    for pipe in (helper.stdin, helper.stdout):
+        with suppress(BrokenPipeError):  # what was written and not read
+            assert pipe is not None
+            pipe.close()
+    return helper.wait()
+
+
+def in_thread(function: Callable[[], None], stack_bytes: int = STACK_BYTES, seconds: float | None = None) -> None:
+    """Call `function`, which must not raise, in a thread with such a stack, and wait for it: at most `seconds`, and then it
+    goes on alone."""
+    thread = threading.Thread(target=function, name="nanoinfer-grammar")
+    with _stack_size:
+        before = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join(seconds)
+
+
+# --- the helper ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    sys.path[:] = sys.argv[1:]
+    import llguidance
+
+    for line in sys.stdin:
+        text, limits = json.loads(line)
+        _limit()
+        made: list[Any] = []
+        in_thread(partial(_compile, llguidance, text, limits, made), STACK_BYTES // 2)
+        in_thread(partial(_follow, made), STEP_STACK_BYTES)
+        print("survived", flush=True)  # the compiler's verdict will be the same in the process that waits
+
+
+def _limit() -> None:
+    with suppress(ImportError, ValueError, OSError):  # not every system has these limits
+        import resource
+
+        most = int(sum(os.times()[:2])) + 1 + CPU_S
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+
+
+def _compile(llguidance: Any, text: str, limits: dict[str, Any], made: list[Any]) -> None:
+    with suppress(BaseException):
+        tokenizer, parser_limits = llguidance.LLTokenizer("byte"), llguidance.LLParserLimits(**limits)
+        made.append(llguidance.LLMatcher(tokenizer, text, log_level=0, limits=parser_limits))
+
+
+def _follow(made: list[Any]) -> None:
+    with suppress(BaseException):
+        for step in range(STEPS):
+            mask = made[0].compute_bitmask()
+            allowed = [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
+            made[0].compute_ff_tokens()
+            if made[0].is_error() or not made[0].consume_token(allowed[step % len(allowed)]):
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -24,13 +24,13 @@ def problem_of(extra_key: object) -> str | None:
     Keys are of plain types, which always compare the same way. An object with an `__eq__` of its own could change its mind
     while its tokens are in the tree, or raise in the middle of a pass that computes other requests.
     """
-    leaves, level, depth = list[object](), [extra_key], 0
-    while level:
-        tuples = [each for each in level if type(each) is tuple]
-        leaves += [each for each in level if type(each) is not tuple]
-        level, depth = [each for key in tuples for each in key], depth + bool(tuples)
-        if depth > DEEPEST:
-            return f"extra_key: has more than {DEEPEST} tuples in one another, must have at most {DEEPEST}"
-    if all(each is None or type(each) in (str, bytes, int, bool) for each in leaves):
+    if _is_plain(extra_key, DEEPEST):
         return None
-    return f"extra_key={extra_key!r}: must be None, text, bytes, an integer or a tuple of these"
+    shown = "(...)" if type(extra_key) is tuple else repr(extra_key)  # of a very deep one, Python has no repr
+    return f"extra_key={shown}: must be None, text, bytes, an integer or a tuple of these, at most {DEEPEST} in one another"
+
+
+def _is_plain(key: object, levels: int) -> bool:
+    if type(key) is tuple:
+        return levels > 0 and all(_is_plain(each, levels - 1) for each in key)
+    return key is None or type(key) in (str, bytes, int, bool)

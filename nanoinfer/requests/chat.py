@@ -3,14 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
 
-# The arguments of `apply_chat_template` that say what goes into a prompt. The others say in which form it is returned.
-TEMPLATE_ARGUMENTS = ("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message")
-NOT_FOR_CALLERS = (
+NOT_FOR_CALLERS = (  # arguments of `apply_chat_template` that say in which form a prompt is returned
     *("conversation", "messages", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
 )
@@ -24,13 +21,13 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     the arguments of calls as an object if they are one in JSON, otherwise as they are. The role "developer" becomes
     "system" where the template does not know it.
 
-    `template_kwargs`: variables of the template, such as `enable_thinking`, and `TEMPLATE_ARGUMENTS`. With
-    `continue_final_message=True` the last turn continues and no new one begins. As in transformers, a variable that the
-    template does not read has no effect, but one that looks misspelt is refused.
+    `template_kwargs`: variables of the template, such as `enable_thinking`, and those arguments of transformers'
+    `apply_chat_template` that say what goes into a prompt. With `continue_final_message=True` the last turn continues and
+    no new one begins. As in transformers, a variable that the template does not read has no effect.
 
-    ValueError when the model has no template, when the template refuses the messages, or when an argument is unknown.
+    ValueError when the model has no template, or when the template refuses the messages.
     """
-    variables = dict(_checked_mapping(template_kwargs))
+    variables = _checked_variables(template_kwargs)
     if not hf_tokenizer.chat_template and not variables.get("chat_template"):
         raise ValueError("this model has no chat template; use generate with a plain prompt")
     for i, message in enumerate(messages):
@@ -41,11 +38,12 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     if not messages:
         raise ValueError("messages: a conversation needs at least one message")
     plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    _check_names(variables, hf_tokenizer)
     developers = [message for message in plain if message.get("role") == "developer"]
-    if developers and not re.search(r"""['"]developer['"]""", _template(variables, hf_tokenizer)):
-        for message in developers:
-            message["role"] = "system"
+    if developers:
+        template = hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))
+        if not re.search(r"""['"]developer['"]""", template):
+            for message in developers:
+                message["role"] = "system"
     variables.setdefault("add_generation_prompt", not variables.get("continue_final_message"))
     from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -57,7 +55,7 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
         raise ValueError(f"{where}: is malformed in line {error.lineno}: {error.message}") from error
     except (TemplateError, TypeError) as error:  # TypeError: content that is not text
         whose = "given" if given else "model's"
-        raise ValueError(f"messages: the {whose} chat template refuses them: {error}{_not_text(plain)}") from error
+        raise ValueError(f"messages: the {whose} chat template refuses them: {error}") from error
 
 
 def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -82,12 +80,6 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
-def _not_text(messages: Messages) -> str:
-    """The likely reason why a template failed: the first content that is neither text nor parts, or "" if there is none."""
-    at = next((i for i, message in enumerate(messages) if not isinstance(message["content"], str | list | tuple)), None)
-    return "" if at is None else f" (messages[{at}]: content is {messages[at]['content']!r}, not text)"
-
-
 def _joined(content: Any, where: str) -> Any:
     """Content as text. Anything that is neither text nor a list is returned as it is; the template may refuse it."""
     if isinstance(content, str) or not isinstance(content, Sequence):
@@ -101,25 +93,11 @@ def _joined(content: Any, where: str) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
-def _checked_mapping(template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _checked_variables(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     given: Any = {} if template_kwargs is None else template_kwargs
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ValueError(f"chat_template_kwargs={given!r}: must be a mapping of names to values")
-    return given
-
-
-def _check_names(variables: Mapping[str, Any], hf_tokenizer: Any) -> None:
-    """ValueError naming an argument that is not for callers, or that looks like a misspelt variable of the template."""
-    unknown = [name for name in variables if name not in TEMPLATE_ARGUMENTS]
-    if not unknown:
-        return
-    words = {*TEMPLATE_ARGUMENTS, *re.findall(r"[^\W\d]\w*", _template(variables, hf_tokenizer))}
-    for name in unknown:
+    for name in given:
         if name in NOT_FOR_CALLERS:
             raise ValueError(f"chat_template_kwargs: {name}: chat sets it; give only variables of the template")
-        if name not in words and (close := get_close_matches(name, sorted(words), n=1, cutoff=0.8)):
-            raise ValueError(f"chat_template_kwargs: {name}: the template does not read it; did you mean {close[0]!r}?")
-
-
-def _template(variables: Mapping[str, Any], hf_tokenizer: Any) -> str:
-    return hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))
+    return dict(given)

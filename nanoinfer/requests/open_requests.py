@@ -1,51 +1,11 @@
 """OpenRequests: the requests that have not ended, and the outputs that are still to be delivered to callers."""
 
-import heapq
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request_group import RequestGroup, Update, made
-
-
-class Deadlines:
-    """Request ids, ordered by deadline. `pop_due` costs one comparison if no request is due.
-
-    A request that ends in time keeps its entry, and the caller ignores it when it comes due. Once such entries may be the
-    majority, `tidy` removes them, so memory depends on the number of live requests.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._tidy_at = 64
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, deadline: float, request_id: int) -> None:
-        """Add a request that must end by `deadline`, in seconds of the engine's clock."""
-        heapq.heappush(self._heap, (deadline, request_id))
-
-    def pop_due(self, now: float) -> list[int]:
-        """Remove and return all requests whose deadline has passed, earliest first."""
-        due = []
-        while self._heap and self._heap[0][0] <= now:
-            due.append(heapq.heappop(self._heap)[1])
-        return due
-
-    def earliest(self, live: Container[int]) -> float | None:
-        """The earliest deadline of a `live` request; None when there is none. Removes entries that come before it."""
-        while self._heap and self._heap[0][1] not in live:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def tidy(self, live: Container[int]) -> None:
-        """Remove the requests that are not `live`, if there may be many of them by now."""
-        if len(self._heap) >= self._tidy_at:
-            self._heap = [entry for entry in self._heap if entry[1] in live]
-            heapq.heapify(self._heap)
-            self._tidy_at = max(2 * len(self._heap), 64)
 
 
 class OpenRequests:
@@ -55,7 +15,7 @@ class OpenRequests:
         self.groups: dict[int, RequestGroup] = {}
         self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
         self._expected: WeakSet[RequestGroup] = WeakSet()
-        self._deadlines = Deadlines()
+        self._deadlines: dict[int, float] = {}  # of requests that have one, in seconds of the engine's clock
         self._undelivered: dict[int, Update] = {}  # a group: its output when it is delivered
 
     def __bool__(self) -> bool:
@@ -85,28 +45,32 @@ class OpenRequests:
             self._expected.discard(group)
             self.groups[group.request_id] = group
             if group.timeout_s is not None:
-                self._deadlines.add(now + group.timeout_s, group.request_id)
+                self._deadlines[group.request_id] = now + group.timeout_s
             for req in group.reqs:
                 req.arrival_time = now
-        self._deadlines.tidy(self.groups.keys())
 
     def take_back(self, groups: Iterable[RequestGroup]) -> None:
         """Undo `add` for requests that have just been added: they are expected again."""
         for group in groups:
             self._expected.add(self.groups.pop(group.request_id))
+            self._deadlines.pop(group.request_id, None)
 
     def overdue(self, now: float) -> list[int]:
         """The ids of requests whose time is up at `now`, earliest first. Each is returned only once."""
-        return self._deadlines.pop_due(now)
+        due = sorted((end, request_id) for request_id, end in self._deadlines.items() if end <= now)
+        for _, request_id in due:
+            del self._deadlines[request_id]
+        return [request_id for _, request_id in due]
 
     def next_deadline(self) -> float | None:
         """The earliest deadline; None when there is none."""
-        return self._deadlines.earliest(self.groups.keys())
+        return min(self._deadlines.values(), default=None)
 
     def remove(self, groups: Iterable[RequestGroup], counted_as: str) -> None:
         """Remove requests that have ended, and count them: `counted_as` is a key of `ends`."""
         for group in groups:
             del self.groups[group.request_id]
+            self._deadlines.pop(group.request_id, None)
             self.ends[counted_as] += 1
 
     def collect(self, reqs: Sequence[Req]) -> None:

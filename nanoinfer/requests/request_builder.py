@@ -15,8 +15,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, got
 from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
-from nanoinfer.requests.text_bound import check_length
-from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer
+from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
 
 
@@ -62,10 +61,8 @@ class RequestBuilder:
         if taken:
             try:
                 request = replace(request, params=replace(params, **taken))
-            except ValueError as error:  # n or min_new_tokens
-                is_left = str(error).startswith("min_new_tokens")
-                why = "what is left of the context" if is_left else "the checkpoint's default"
-                raise InvalidRequestError(f"{request.name}: {error}, {why}") from error
+            except ValueError as error:  # n with the checkpoint's temperature, or min_new_tokens with what is left
+                raise InvalidRequestError(f"{request.name}: {error}") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
         check_output_ids(request, self.vocab_size)
         return request, prompt_ids
@@ -88,12 +85,10 @@ class RequestBuilder:
             ids = np.asarray(prompt)
         except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors that numpy cannot hold
             ids = np.array(None)
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            if not ids.size:
-                raise InvalidRequestError(f"{name}: is empty")
-            raise InvalidRequestError(f"{name}: must be text or a list of token ids, {got(prompt)}")
-        if not len(ids):
+        if not ids.size:
             raise InvalidRequestError(f"{name}: is empty")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise InvalidRequestError(f"{name}: must be text or a list of token ids, {got(prompt)}")
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
         if len(outside):
             raise InvalidRequestError(f"{name}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}")

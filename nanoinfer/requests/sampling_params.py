@@ -84,7 +84,7 @@ class SamplingParams:
     | `regex` | regular expression | the whole output matches it, in the syntax of Rust's crate regex |
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
-    | `choice` | 1 to 10,000 strings | the output is one of them |
+    | `choice` | strings | the output is one of them |
     | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
     | `parallel_tool_calls` | bool | False: the first call is the end, whether `tool_calls` demands one or it just comes |
 

@@ -1,6 +1,7 @@
-"""Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
+"""Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time); and the
+text of tokens as pictures and traces show it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.requests.chat import Messages, render_chat
-from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 from nanoinfer.requests.tool_calls import CallParser
 from nanoinfer.threads.cache_locks import kept
@@ -52,8 +52,9 @@ class Tokenizer:
 
     @kept
     def max_chars_per_token(self) -> int | None:
-        """The largest number of characters that one token can stand for; None if that is not certain."""
-        return max_chars_per_token(getattr(self, "hf_tokenizer", None))
+        """The number of characters of the longest token, for `check_length`; None if there is no vocabulary."""
+        hf_tokenizer = getattr(self, "hf_tokenizer", None)
+        return None if hf_tokenizer is None else max(map(len, hf_tokenizer.get_vocab()), default=None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt, including the special tokens (such as the one for the beginning of a text) that the
@@ -92,6 +93,18 @@ class Tokenizer:
             return self.encode(text, add_special_tokens=False)
         except ValueError as error:
             raise ValueError(f"messages: {error}") from error
+
+
+def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
+    """ValueError when a text is too long for `max_tokens` tokens, the context's, even if all of them were the longest that
+    the tokenizer has: tokenizing takes time for every character, minutes for megabytes on one line. Costs nothing for short
+    texts."""
+    if max_tokens is None or len(text) <= max_tokens:
+        return
+    longest = getattr(tokenizer, "max_chars_per_token", None)
+    if longest is not None and len(text) > max_tokens * longest:
+        raise ValueError(f"has {len(text)} characters: must not exceed {max_tokens * longest} "
+                         f"(max_context_len={max_tokens} tokens of at most {longest} characters)")  # fmt: skip
 
 
 def _has_plain_decode(hf_tokenizer: Any) -> bool:
@@ -255,3 +268,37 @@ def _certain(text: str) -> str:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of tokens as a picture should show it: special tokens by name, and words with their leading space."""
+    text = tokenizer.decode(token_ids)
+    spell = getattr(getattr(tokenizer, "hf_tokenizer", None), "convert_ids_to_tokens", None)
+    if spell is None or len(token_ids) != 1:
+        return text
+    (name,) = spell(list(token_ids))
+    if name and name.startswith("▁"):  # of which the tokenizer leaves a space out at the start of a text
+        return name.replace("▁", " ")
+    return text or name or ""
+
+
+def whole_characters(
+    tokens: Sequence[int], texts: dict[int, str], decode: Callable[[Sequence[int]], str]
+) -> dict[int, str]:
+    """Position → text, for positions whose text is not `texts[token]`. If a character consists of several tokens' bytes,
+    the last token gets the character, and the others have no text."""
+    pieces: dict[int, str] = {}
+    incomplete: list[int] = []
+    for i, token in enumerate(tokens):
+        if not incomplete and REPLACEMENT not in texts[token]:
+            continue
+        incomplete.append(token)
+        text = decode(incomplete)
+        if (
+            text.endswith(REPLACEMENT) and len(incomplete) < 4 and i + 1 < len(tokens)
+        ):  # a character has at most 4 bytes
+            pieces[i] = ""
+        else:
+            pieces[i] = text
+            incomplete = []
+    return pieces

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from nanoinfer.errors import UnsupportedModelError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them must be there
 JSON_FILES = ("tokenizer.json", "vocab.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-SENTENCEPIECE_NEEDS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}  # package → module
 BACKEND = ("TokenizersBackend", "PreTrainedTokenizerFast")  # new and old name of the class for a plain tokenizer.json
 BELIEVED = ("llama", "qwen3", "gemma3_text", "phi3")  # model types whose files AutoTokenizer then reads like that
 TEKKEN_FILE = "tekken.json"
@@ -24,20 +22,28 @@ def read_tokenizer_files(path: Path) -> Any:
 
     Raises UnsupportedModelError naming the file that cannot be read, or the package needed to read it.
     """
-    present = [name for name in TOKENIZER_FILES if (path / name).is_file()]
-    if not present and (path / TEKKEN_FILE).is_file():
-        raise UnsupportedModelError(f"{path / TEKKEN_FILE}: {_convert_tekken(path)}")
-    if not present:
+    main_file = next((name for name in TOKENIZER_FILES if (path / name).is_file()), None)
+    if main_file is None:
+        if (path / TEKKEN_FILE).is_file():
+            raise UnsupportedModelError(
+                f"{path / TEKKEN_FILE}: is a tokenizer in Mistral's own format; write tokenizer.json beside it with "
+                "transformers (pip install mistral-common; from transformers.integrations.mistral import "
+                f"convert_tekken_tokenizer): convert_tekken_tokenizer({str(path / TEKKEN_FILE)!r})"
+                f".save_pretrained({str(path)!r})"
+            )
         return None
-    if present[0] == "tokenizer.model" and not (path / present[0]).stat().st_size:  # which transformers would read
-        raise UnsupportedModelError(f"{path / present[0]}: is empty")
+    if main_file == "tokenizer.model" and not (path / main_file).stat().st_size:  # which transformers would read
+        raise UnsupportedModelError(f"{path / main_file}: is empty")
     try:
         with _importing:
             tokenizer = _read_with_transformers(path)
     except Exception as error:  # transformers and tokenizers raise many kinds, and few name the file
-        raise UnsupportedModelError(_problem(path, present[0], error)) from error
+        raise UnsupportedModelError(_problem(path, main_file, error)) from error
     if not tokenizer.chat_template and (path / TEMPLATE_FILE).is_file():
-        tokenizer.chat_template = _separate_template(path / TEMPLATE_FILE)
+        template = (read_object(path / TEMPLATE_FILE) or {}).get("chat_template")
+        if not isinstance(template, str):
+            raise UnsupportedModelError(f"{path / TEMPLATE_FILE}: must be a JSON object whose chat_template is text")
+        tokenizer.chat_template = template
     return tokenizer
 
 
@@ -76,48 +82,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def _problem(path: Path, main_file: str, error: Exception) -> str:
     """The message for tokenizer files whose reading raised `error`. The vocabulary is read from `main_file`."""
     for name in JSON_FILES:
-        if (path / name).is_file() and (reason := _not_an_object(path / name)):
-            return f"{path / name}: {reason}"
-    if main_file == "tokenizer.model":
-        missing = [package for package, module in SENTENCEPIECE_NEEDS.items() if not _is_installed(module)]
-        if missing:
-            are = "are" if len(missing) > 1 else "is"
-            what = f"is a SentencePiece model, and {' and '.join(missing)} {are} not installed"
-            return f"{path / main_file}: {what}; to read it: pip install {' '.join(missing)}"
-    if main_file == "vocab.json" and not (path / "merges.txt").is_file():
-        return f"{path / main_file}: no merges.txt beside it"
-    return f"{path / main_file}: cannot be read as a tokenizer ({type(error).__name__}: {' '.join(str(error).split())})"
-
-
-def _convert_tekken(path: Path) -> str:
-    return (
-        "is a tokenizer in Mistral's own format; write tokenizer.json beside it with transformers (pip install "
-        "mistral-common; from transformers.integrations.mistral import convert_tekken_tokenizer): "
-        f"convert_tekken_tokenizer({str(path / TEKKEN_FILE)!r}).save_pretrained({str(path)!r})"
-    )
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it is in
-        return False
-
-
-def _not_an_object(path: Path) -> str | None:
-    """Why a file is not the JSON object that it should be; None if it is one."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"cannot be read as JSON ({error})"
-    return None if isinstance(value, dict) else f"must be a JSON object, is {type(value).__name__}"
-
-
-def _separate_template(path: Path) -> str:
-    reason = _not_an_object(path)
-    if reason is None:
-        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-        if isinstance(template, str):
-            return template
-        reason = f"chat_template={template!r}: must be text"
-    raise UnsupportedModelError(f"{path}: {reason}")
+        if (path / name).is_file() and read_object(path / name) is None:
+            return f"{path / name}: cannot be read as a JSON object"
+    hints = {"tokenizer.model": "; it needs: pip install sentencepiece protobuf", "vocab.json": ", with its merges.txt"}
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{path / main_file}: cannot be read as a tokenizer{hints.get(main_file, '')} ({reason})"

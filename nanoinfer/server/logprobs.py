@@ -8,8 +8,7 @@ from itertools import islice
 from typing import Any
 
 from nanoinfer.grammars.vocabulary import byte_letters
-from nanoinfer.requests.token_text import token_text
-from nanoinfer.requests.tokenizer import REPLACEMENT, Tokenizer
+from nanoinfer.requests.tokenizer import REPLACEMENT, Tokenizer, token_text
 
 LEAST = -9999.0  # instead of minus infinity, which JSON cannot write
 Entry = dict[int, float]  # the sampled token first, then the likeliest ones

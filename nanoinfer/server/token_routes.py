@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import Field
 
-from nanoinfer.requests.text_bound import check_length
+from nanoinfer.requests.tokenizer import check_length
 from nanoinfer.server.bodies import OWN_TEMPLATE, ChatRequest, Message, Tool
 from nanoinfer.server.errors import bad_request, code_of
 from nanoinfer.server.fields import Items, Strict

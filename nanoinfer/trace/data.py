@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.token_text import whole_characters
-from nanoinfer.requests.tokenizer import REPLACEMENT
+from nanoinfer.requests.tokenizer import REPLACEMENT, whole_characters
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest
 from nanoinfer.trace.state import TraceState

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request_group import RequestGroup
-from nanoinfer.requests.token_text import token_text
+from nanoinfer.requests.tokenizer import token_text
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev

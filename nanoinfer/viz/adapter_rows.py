@@ -7,7 +7,7 @@ from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.projections import LowRank, projections
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.adapter_rows import AdapterRows
-from nanoinfer.requests.token_text import token_text
+from nanoinfer.requests.tokenizer import token_text
 from nanoinfer.viz.facts import last_input_metadata, last_labels
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, Style

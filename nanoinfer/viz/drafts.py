@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.forward_batch import ForwardMode
-from nanoinfer.requests.token_text import token_text
-from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.viz.facts import last_labels
 from nanoinfer.viz.lettering import SMALL, TINY, drawable, shortened, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style

@@ -8,8 +8,7 @@ import numpy as np
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.token_text import token_text
-from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.viz.palette import Style, owner_style
 from nanoinfer.viz.words import visible

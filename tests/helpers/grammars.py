@@ -6,8 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from nanoinfer.grammars.compiler import Compiler
-from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.compiler import Compiler, Grammar
 from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.model.loader import resolve_model_path

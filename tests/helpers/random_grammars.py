@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.compiler import Grammar
 from nanoinfer.requests.sampling_params import SamplingParams
 from tests.helpers.grammars import EOS, allowed, matcher_of, story_compiler
 

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanoinfer.grammars.compiler import MAX_CHOICES, Compiler
-from nanoinfer.grammars.grammar import Grammar, Refusal
-from nanoinfer.grammars.patterns import MAX_REGEX
-from nanoinfer.grammars.trial import tried
+from nanoinfer.grammars.compiler import MAX_LENGTH, Compiler, Grammar, Refusal
 from tests.helpers.fetches import Fetches
 from tests.helpers.grammars import EOS, allowed, story_compiler
 from tests.helpers.waiting import HANG_S
@@ -116,11 +113,11 @@ def large_grammar(rng: np.random.Generator) -> tuple[str, str]:
         return "json_schema", json.dumps({"enum": [f"value {i}" for i in range(size(50_000))]})
 
     def choice() -> tuple[str, str]:
-        return "choice", json.dumps([f"option {i}" for i in range(size(10 * MAX_CHOICES))])
+        return "choice", json.dumps([f"option {i}" for i in range(size(100_000))])
 
     def regex() -> tuple[str, str]:
         part = one("(ab|c)?", "[a-z]*x", "(?:a|b){9}", "a.{50}b|", "((((a)*)*)*)*", "\\w+")
-        return "regex", (part * size(10 * MAX_REGEX))[: size(10 * MAX_REGEX)]
+        return "regex", (part * size(2 * MAX_LENGTH))[: size(2 * MAX_LENGTH)]
 
     def brackets() -> tuple[str, str]:
         depth = size(1_000)
@@ -192,16 +189,11 @@ def test_random_grammars_up_to_ten_times_every_limit_are_compiled_or_refused_in_
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    verdicts: list[Refusal | None] = []
-
-    def trial(text: str, limits: dict[str, object]) -> Refusal | None:
-        verdicts.append(tried(text, limits))
-        return verdicts[-1]
-
+    verdicts: list[str] = []
     try:
         for seed in range(SEEDS):
             kind, text = large_grammar(np.random.default_rng(seed))
-            compiler = Compiler(story_compiler().vocabulary, trial=trial)
+            compiler = Compiler(story_compiler().vocabulary)
             gc.collect()
             gaps.clear()
             began = time.perf_counter()
@@ -209,6 +201,7 @@ def test_random_grammars_up_to_ten_times_every_limit_are_compiled_or_refused_in_
                 said = verdict(compiler, kind, text, DEADLINE_S)
             except TimeoutError:
                 said = "deadline"
+            verdicts.append(said)
             seconds, stopped = time.perf_counter() - began, max(gaps, default=0.0)
             print(
                 f"{seed} {kind} {len(text)} {seconds:.2f} s, stopped {stopped:.3f} s, {said[:100] or 'compiled'}",
@@ -219,8 +212,8 @@ def test_random_grammars_up_to_ten_times_every_limit_are_compiled_or_refused_in_
     finally:
         ended.set()
         watcher.join()
-    assert any(each is not None for each in verdicts)
-    assert None in verdicts
+    assert "" in verdicts
+    assert any("safe (SIG" in said for said in verdicts)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from openai import pydantic_function_tool
 from openai.lib._parsing._completions import type_to_response_format_param
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter
 
-from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.compiler import Grammar
 from tests.helpers.grammars import matcher_of, random_output, story_compiler
 
 
@@ -135,10 +135,21 @@ CASES = {
     "openai: response format": type_to_response_format_param(Order)["json_schema"]["schema"],  # type: ignore[index,typeddict-item]
     "openai: tool": pydantic_function_tool(Tree)["function"]["parameters"],  # type: ignore[typeddict-item],
 }
+KEYED = ("UUID", "date", "Enum", "Literal", "IPv4Address")
+RECORDS = (
+    "record_enum",
+    "partial_record",
+    "record_regex",
+    "record_uuid",
+    "record_min",
+    "record_literal",
+    "record_number",
+)
 REFUSED = {  # what its reason says
-    "pydantic: dict[IPv4Address, int]": "propertyNames",
+    **{f"pydantic: dict[{key}, int]": "propertyNames" for key in KEYED},
+    **{f"pydantic: dict with {what}": "propertyNames" for what in ("a pattern", "lengths")},
+    **{f"zod: {name}": "propertyNames" for name in RECORDS},
     "pydantic: dict of two": "minProperties",
-    "pydantic: dict with a pattern": "propertyNames",
     "pydantic: set": "uniqueItems",
     "zod: dur": "pattern",
     "zod: emoji": "pattern",

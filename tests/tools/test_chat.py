@@ -63,8 +63,8 @@ def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
                 await anext(front.stream_chat([{"role": "wizard", "content": "a"}]))
             with pytest.raises(ValueError, match=r"^messages: .*max_context_len"):
                 await front.chat([{"role": "user", "content": "a" * 5000}])
-            with pytest.raises(ValueError, match="did you mean 'continue_final_message'"):
-                await front.chat(CHAT, chat_template_kwargs={"continue_final_mesage": True})
+            with pytest.raises(ValueError, match="chat_template_kwargs"):
+                await front.chat(CHAT, chat_template_kwargs={"tokenize": True})
 
     (wanted,) = llm.chat(CHAT, GREEDY)
     run(test)

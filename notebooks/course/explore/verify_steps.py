@@ -6,8 +6,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.llm import LLM, make_engine
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.requests.token_text import token_text
-from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.viz.words import count, visible
 from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers
 from notebooks.course.explore.runs import one_thread

@@ -133,20 +133,6 @@ def test_another_unreadable_file_is_named_and_not_the_readable_one(
 
 
 @pytest.mark.parametrize(
-    ("absent", "named"),
-    [({"sentencepiece", "protobuf"}, "sentencepiece protobuf"), ({"sentencepiece"}, "sentencepiece")],
-)
-def test_a_tokenizer_model_says_which_packages_it_needs(
-    absent: set[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needs = {name: "no_such_module" if name in absent else "json" for name in tokenizer_files.SENTENCEPIECE_NEEDS}
-    monkeypatch.setattr(tokenizer_files, "SENTENCEPIECE_NEEDS", needs)
-    path = story_files(tmp_path / "pieces", tokenizer__json=None, tokenizer__model=PIECES)
-    with pytest.raises(UnsupportedModelError, match=rf"pieces/tokenizer\.model: .*pip install {named}$"):
-        LLM(path)
-
-
-@pytest.mark.parametrize(
     "content",
     [
         b"",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.requests.token_text import whole_characters
+from nanoinfer.requests.tokenizer import whole_characters
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.perfetto import trace_events
 from tests.helpers.engines import LetterTokenizer, make_engine, serve

@@ -14,7 +14,6 @@ from nanoinfer import (
     QueueFullError,
     SamplingParams,
 )
-from nanoinfer.requests.open_requests import Deadlines
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.waiting import Paced, Worker, until
 
@@ -92,17 +91,6 @@ def test_a_request_that_ends_in_time_is_not_touched_by_its_deadline() -> None:
     clock.now += 100
     assert engine.step() == []
     assert (engine.stats().timed_out, engine.stats().finished) == (0, 1)
-
-
-def test_deadlines_of_requests_that_ended_do_not_pile_up() -> None:
-    deadlines = Deadlines()
-    live = set()
-    for i in range(10_000):
-        deadlines.add(1e6 + i, i)
-        live = {i, i - 1, i - 2}
-        deadlines.tidy(live)
-        assert len(deadlines) <= 64
-    assert deadlines.pop_due(2e6)[-3:] == sorted(live)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, True, "5"])

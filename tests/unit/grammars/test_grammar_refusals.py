@@ -14,39 +14,34 @@ from tests.helpers.grammar_engines import engine_with, one
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"regex": "("}, r"^story: regex: .*unclosed group"),
-        ({"regex": "a" * 5001}, r"^story: regex: .*5001.*5000"),
-        ({"regex": "(" * 101 + ")" * 101}, r"^story: regex: .*101"),
+        ({"regex": "("}, r"^story: regex: "),
+        ({"regex": "a" * 200_001}, r"^story: regex: .*200001.*200000"),
         ({"grammar": "start: other"}, r"^story: grammar: .*other"),
-        ({"grammar": "other: /a/"}, r"^story: grammar: "),
         ({"grammar": '{"type": "null"}'}, r"^story: grammar: "),
         ({"grammar": ""}, r"^story: grammar: "),
         ({"grammar": 'start: %lark { start: "a" }'}, r"^story: grammar: %lark"),
         ({"grammar": 'start: "%json {}"'}, r"^story: grammar: %json"),
         ({"grammar": "start: %json nope"}, r"^story: grammar: %json"),
         ({"grammar": 'start: %json {"minProperties": 3}'}, r"^story: grammar: %json: minProperties=3"),
-        (
-            {"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'},
-            r"grammar: %json: x-guidance.key_separator=1",
-        ),
+        ({"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'}, "x-guidance.key_separator=1"),
         ({"grammar": "root ::= other"}, r"^story: grammar: .*other"),
         ({"grammar": 'root ::= "'}, r"^story: grammar: "),
         ({"grammar": "root ::= [^a&&b]"}, r"^story: grammar: .*&&"),
         ({"json_schema": "{"}, r"^story: json_schema: "),
         ({"json_schema": "5"}, r"^story: json_schema: .*5"),
         ({"json_schema": {"not": {}}}, r"^story: json_schema: .*\"not\""),
+        ({"json_schema": {"multipleOf": 12345678}}, "^story: json_schema: .*SIGXCPU"),  # minutes, and gigabytes
+        ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "^story: json_schema: .*too deep"),
         ({"tool_calls": {"say": {"not": {}}}}, r"^story: tool_calls: .*\"not\""),
         ({"tool_calls": {"say": 5}}, r"^story: tool_calls: .*'say'.* 5"),
         ({"tool_calls": {"ok": {}, "say": {"x-guidance": {}}}}, r"^story: tool_calls: .*'say': x-guidance"),
-        ({"choice": [str(i) for i in range(10_001)]}, r"^story: choice: .*10001.*10000"),
         ({"json_schema": "false"}, r"^story: json_schema: "),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_on_arrival(fields: dict[str, Any], message: str) -> None:
     engine = engine_with()
-    for _ in range(2):  # a refusal is not forgotten
-        with pytest.raises(InvalidRequestError, match=message):
-            engine.add_request("a", greedy(**fields), name="story")
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.add_request("a", greedy(**fields), name="story")
     assert not engine.has_unfinished()
     assert one(engine, regex="bcd").text == "bcd"
 

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from nanoinfer import SamplingParams
 from nanoinfer.grammars import compiler as compiler_module
-from nanoinfer.grammars.compiler import Compiler, Grammars
-from nanoinfer.grammars.grammar import Grammar
+from nanoinfer.grammars.compiler import Compiler, Grammar, Grammars
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
@@ -235,27 +234,23 @@ def test_nothing_of_a_vocabulary_stays_when_its_engine_is_gone() -> None:
     until(lambda: gc.collect() >= 0 and gone() is None, "the end of the thread that compiled")
 
 
-def test_a_grammar_is_compiled_once_and_by_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    asking: list[int] = []
-    original = compiler_module._compile
+def test_threads_that_want_one_grammar_have_it_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, starts, asking = Compiler(story_compiler().vocabulary), list[str](), list[int]()
+    original = compiler_module._start
 
-    def counting(text: str, vocabulary: Vocabulary) -> Any:
+    def counting(text: str, *args: Any) -> None:
         until(lambda: len(asking) == 8, "that all threads ask")
-        compiled.append(text)
-        return original(text, vocabulary)
+        starts.append(text)
+        original(text, *args)
 
     def ask(number: int) -> None:
         asking.append(number)
         compiler.compile(Grammar("regex", "a+")).matcher(frozenset())
 
-    monkeypatch.setattr(compiler_module, "_compile", counting)
-    compiler = Compiler(story_compiler().vocabulary)
+    monkeypatch.setattr(compiler_module, "_start", counting)
     for worker in [Worker(ask, number) for number in range(8)]:
         worker.result()
-    assert len(compiled) == 1
-    compiler.compile(Grammar("choice", '["a+"]'))
-    assert len(compiled) == 2
+    assert len(starts) == 1
 
 
 def test_only_the_grammars_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

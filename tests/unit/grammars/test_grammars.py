@@ -2,17 +2,14 @@
 
 import json
 import re
-import signal
 from typing import Any
 
 import pytest
 
 from nanoinfer import Engine, FinishReason, RequestOutput, SamplingParams
 from nanoinfer.errors import InvalidRequestError, NoTokenAllowedError
-from nanoinfer.grammars.vocabulary import Vocabulary
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.grammar_engines import EOS, engine_with, one
-from tests.helpers.interrupts import raising
 
 # --- how a request ends ----------------------------------------------------------------------------------------------
 
@@ -79,46 +76,6 @@ def test_what_could_not_be_followed_for_a_few_tokens_is_refused_before_anything_
     with pytest.raises(InvalidRequestError, match=f"{next(iter(fields))}: it is too large, or no output"):
         engine.add_request("a", greedy(**fields))
     assert_all_free(engine)
-
-
-def test_multiples_whose_compilation_would_take_minutes_and_gigabytes_are_refused() -> None:
-    one = {"multipleOf": 12345678}
-    two = {"allOf": [{"type": "integer", "multipleOf": 997}, {"properties": {"a": {"multipleOf": 991}}}]}
-    for schema, common in ((one, 12345678), (two, 997 * 991)):
-        with pytest.raises(InvalidRequestError, match=rf"multipleOf=.* is {common}: must not exceed 20000"):
-            engine_with().add_request("a", greedy(json_schema=schema))
-    for multiple in (0.01, 1_000_000, 9973, 2.5):
-        engine_with().add_request("a", greedy(json_schema={"type": "number", "multipleOf": multiple}))
-
-
-def test_a_signal_while_the_tokenizer_is_asked_interrupts_and_is_not_taken_for_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    encode, signals = Vocabulary.encode, []
-
-    class AnException(Exception):
-        """What the handler raises: what goes wrong inside the vocabulary is an Exception, too."""
-
-    def interrupted(vocabulary: Vocabulary, text: bytes) -> list[int]:
-        if signals:
-            signal.raise_signal(signals.pop())
-        return encode(vocabulary, text)
-
-    monkeypatch.setattr(Vocabulary, "encode", interrupted)
-    with raising(signal.SIGALRM, AnException):
-        engine = engine_with()
-        signals.append(signal.SIGALRM)
-        with pytest.raises(AnException):
-            engine.add_request("a", greedy(regex="bcd[xyz]bcd"))
-        assert not signals
-        request_id = engine.add_request("a", greedy(20, regex="bcd[xyz]bcd"))
-        signals.append(signal.SIGALRM)
-        with pytest.raises(AnException):
-            finish(engine)
-        assert not signals
-        output = finish(engine)[request_id]
-        assert (output.finish_reason, type(output.error)) == (FinishReason.ABORT, AnException)
-        assert one(engine, regex="bcd[xyz]bcd").text == "bcdxbcd"
 
 
 # --- other parameters ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.grammars.grammar import MAX_LENGTH
+from nanoinfer.grammars.compiler import MAX_LENGTH
 from nanoinfer.grammars.lark import as_lark, split_json
 from nanoinfer.grammars.matcher import MAX_DIGITS
 from nanoinfer.requests.tool_calls import BEGIN, END

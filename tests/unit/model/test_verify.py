@@ -17,8 +17,7 @@ from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, as_decode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.ahead import Ahead
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import Ahead, Req
 from nanoinfer.scheduling.batch import Batch
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.rows import all_logits, assert_close, random_tokens

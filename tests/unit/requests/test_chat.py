@@ -160,8 +160,6 @@ def test_a_template_given_with_the_call_serves_a_model_that_has_none(tokenizer: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"enable_thinkng": False}, "enable_thinkng: .*did you mean 'enable_thinking'"),
-        ({"add_generation_promt": False}, "did you mean 'add_generation_prompt'"),
         ({"tokenize": True}, "tokenize: chat sets it"),
         ({"max_length": 5}, "max_length"),
         ({"messages": []}, "messages: chat"),

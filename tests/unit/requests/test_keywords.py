@@ -11,7 +11,7 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, InvalidRequestError, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.requests.keywords import ALIASES, nearest, with_aliases
+from nanoinfer.requests.keywords import ALIASES, with_aliases
 from tests.helpers.engines import CONTEXT, LetterTokenizer, finish, greedy, make_engine
 
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
@@ -89,13 +89,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones(
         called(*args, **{name: 5})
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ValueError)
-
-
-def test_the_nearest_are_the_similar_ones_or_all() -> None:
-    known = dict.fromkeys(["top_p", "page_size", "repetition_penalty"])
-    assert nearest("repeat_penalty", known) == ["repetition_penalty"]
-    assert nearest("blocksize", known) == ["page_size"]
-    assert nearest("zzz", known) == []
 
 
 # --- values that are taken as they are there -------------------------------------------------------------------------
