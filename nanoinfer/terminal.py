@@ -5,7 +5,11 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _STYLE = re.compile(r"\033\[[\d;]*m")
@@ -92,3 +96,17 @@ def _table(columns: Sequence[tuple[Sequence[str], int]], gap: int) -> str:
             padded = [text + " " * (size - width(text)) for text, (_, size) in zip(texts, columns, strict=True)]
             lines.append((" " * gap).join(padded).rstrip())
     return "\n".join(lines)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Sequence[int] = (0,)) -> str:
+    """A table as text, whose cells may be `styled`. Columns that are not in `left` are right-aligned. In a terminal that is
+    too narrow, cells are wrapped."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(head), header_style="bold")
+    for i, name in enumerate(head):
+        grid.add_column(name, justify="left" if i in left else "right", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text.from_ansi(str(cell)) for cell in row))
+    console = Console(width=room() or 10_000, highlight=False)
+    with console.capture() as captured:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

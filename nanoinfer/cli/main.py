@@ -65,9 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(demo, but=("disable_radix_cache",))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    # bench decode reads what each pass was about from the engine, after each step.
-    but = ("num_scheduler_steps", "tensor_parallel_size")
-    add_bench_commands(bench, lambda command: add_engine_options(command, but=but))
+    add_bench_commands(bench)
     for module, help in COMMANDS.items():
         module.add_arguments(commands.add_parser(module.__name__.rpartition(".")[2], help=help))
     return parser

@@ -15,14 +15,12 @@ from nanoinfer.bench.quality import (
     SAMPLED,
     format_quality,
     measure_quality,
-    our_engines,
     sampled_texts,
     written_texts,
 )
 from nanoinfer.bench.session import Settings
 from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.fake_sessions import FAKE
 
 
@@ -124,12 +122,6 @@ def test_documents_are_read_as_the_model_was_trained_on_them(tmp_path: Path) -> 
         written_texts(path, file, 1000)
 
 
-def test_every_kind_of_weights_is_compared_with_float32(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(QUANTIZATIONS, "mine", object)
-    names = our_engines()
-    assert names[:2] == ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
-    assert {f"nanoinfer:dtype={dtype},quantization=mine" for dtype in ("float32", "bfloat16")} < set(names)
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "quality", "--text", "/no/such/file.jsonl"]) == 2
     assert "/no/such/file.jsonl" in capsys.readouterr().err

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from nanoinfer.bench import serve as serve_module
+from nanoinfer.bench.load import Lengths
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure
-from nanoinfer.bench.results import continued, write_results
-from nanoinfer.bench.serve import session as session_module
-from nanoinfer.bench.serve.report import format_serve
-from nanoinfer.bench.serve.servers import MODEL, ServerSpec, parse_servers
-from nanoinfer.bench.serve.session import Loads, measure_serve, start_results
-from nanoinfer.bench.serve.traffic import Lengths
+from nanoinfer.bench.results import continued, keeper
+from nanoinfer.bench.serve import Loads, format_serve, measure_serve, start_results
+from nanoinfer.bench.servers import MODEL, ServerSpec, parse_servers
 from nanoinfer.bench.session import Settings
 from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
@@ -84,19 +83,6 @@ def test_a_server_that_is_none_is_refused(text: str) -> None:
         parsed(text)
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"clients": (0,)}, "--concurrency 0"),
-        ({"shares": (0.0,)}, "--rates 0"),
-        ({"seconds": float("nan")}, "--seconds nan"),
-    ],
-)
-def test_loads_out_of_range_are_named(changes: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong):
-        Loads(**changes)
-
-
 def test_a_model_whose_context_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="1024"):
         start_results(STORY, Loads(lengths=Lengths(new_tokens=1000)), Settings([]))
@@ -139,22 +125,22 @@ def test_other_servers_are_started_by_their_own_programs(tmp_path: Path) -> None
 def test_a_server_that_fails_is_reported_and_the_others_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "WARM_UP_S", 0.0)  # so that the mortal one dies in a run
+    monkeypatch.setattr(serve_module, "WARM_UP_S", 0.0)  # so that the mortal one dies in a run
     troubled = [fake("absent", trouble="start"), fake("angry", trouble="500"), fake("mortal", trouble="die", after=1)]
     results = measured(small(), fake("first"), *troubled)
     runs = runs_by_server(results)
     assert not any("error" in run for run in runs["first"])
     assert all("cannot read the model" in run["error"] for run in runs["absent"])
-    assert {run["error"] for run in runs["angry"]} == {"500: no room"}
+    assert all("no room" in run["error"] for run in runs["angry"])
     text = format_serve(results)
-    for words in ("absent", "angry", "500: no room", "ended with exit code 7 | first line | the last words"):
+    for words in ("absent", "angry", "no room", "ended with exit code 7 | first line | the last words"):
         assert words in text.partition("FAILED")[2]
     assert "the last words" in capsys.readouterr().err
     assert str(Path.home()) not in json.dumps(results["runs"])
 
 
 def test_if_no_server_starts_the_run_ends() -> None:
-    with pytest.raises(EngineFailure, match="absent"):
+    with pytest.raises(ValueError, match="absent"):
         measured(small(), fake("absent", trouble="start"))
 
 
@@ -176,7 +162,7 @@ def test_some_errors_are_counted_and_the_first_is_told() -> None:
 def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
     loads, settings, file = small(), Settings([fake("first")], 2), str(tmp_path / "serve.json")
     fresh = start_results(STORY, loads, settings)
-    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, lambda results: write_results(file, results))
+    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, keeper(file))
     before = json.loads(Path(file).read_text())["runs"]
     results = measure_serve(STORY, loads, settings, continued(file, start_results(STORY, loads, settings)))
     assert results["runs"][:3] == before
@@ -193,8 +179,9 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
     [
         (["--resume"], "--json"),
         (["--compare", "vllm=/nowhere"], "'/nowhere'"),
-        (["--new-tokens", "1"], "--new-tokens 1"),
         (["--rounds", "0"], "--rounds 0"),
+        (["--concurrency", "1", "0"], "--concurrency 0"),
+        (["--seconds", "nan"], "--seconds nan"),
     ],
 )
 def test_the_command_refuses_what_is_out_of_range(

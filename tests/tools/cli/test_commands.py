@@ -110,7 +110,7 @@ runpy.run_module("nanoinfer", run_name="__main__")"""
 
 
 def test_a_file_that_cannot_be_written_is_named_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, err = run(["bench", "decode", "--json", "/no-such-folder/x.json"], capsys)
+    _, _, err = run(["bench", "tiers", "--json", "/no-such-folder/x.json"], capsys)
     assert err == "nanoinfer: error: /no-such-folder/x.json: No such file or directory\n"
 
 

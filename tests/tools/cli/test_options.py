@@ -82,7 +82,7 @@ def test_a_server_has_a_limit_for_its_queue_of_its_own() -> None:
     [
         (["generate", "Once", "--max-newtokens", "3"], "generate", "--max-new-tokens"),
         (["chat", "--temprature=3"], "chat", "--temperature"),
-        (["bench", "decode", "--pagesize", "4"], "bench decode", "--page-size"),
+        (["bench", "tiers", "--conversatons", "4"], "bench tiers", "--conversations"),
         (["demo", "--disable-radix-cache"], "demo", ""),
         (["chat", "story"], "chat", "--model"),
     ],

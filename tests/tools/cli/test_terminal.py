@@ -5,7 +5,6 @@ import re
 import pytest
 
 from nanoinfer.terminal import filled, room, shortened, side_by_side, width
-from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
 
 NAMES, SIZES, TEXTS = ["name", "a", "b"], ["size", "   1", "  20"], ["text", "a few words", "none"]
@@ -65,8 +64,6 @@ def test_files_and_pipes_have_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ["demo"],
         ["info"],
-        ["bench", "table", str(ROOT / "data" / "bench" / "results.json")],
-        ["bench", "decode", "--requests", "2", "--new-tokens", "2", "--rounds", "1"],
         pytest.param(["demo", "paged"], marks=pytest.mark.slow),
     ],
     ids=lambda argv: " ".join(argv[:2]),
