@@ -14,7 +14,6 @@ from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.cli import chat, generate, info, serve, simulate, trace
 from nanoinfer.cli.options import add_engine_options
-from nanoinfer.cli.ranks import run_other_rank
 from nanoinfer.terminal import one_line
 
 COMMANDS = {
@@ -25,6 +24,7 @@ COMMANDS = {
     trace: "show what the engine does, step by step, as text or as a web page",
     info: "show a model's configuration and how much memory it takes to serve it",
 }
+SPLIT_COMMANDS = ("generate", "chat", "serve")  # that torchrun may start
 DEMOS = {
     "prefix": "five requests that begin with the same text, with and without the radix cache",
     "adapters": "three styles from one batch, and what they share",
@@ -101,5 +101,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _demo(args: argparse.Namespace) -> int | None:
     if args.steps is not None and args.what != "paged":
         raise ValueError(f"--steps {args.steps}: only demo paged has this option")
-    code: int | None = import_module(f"nanoinfer.cli.{args.what}_demo").run(args)
+    file = f"{args.what}_demo" if args.what in ("paged", "restart") else "demos"
+    code: int | None = getattr(import_module(f"nanoinfer.cli.{file}"), args.what)(args)
     return code
+
+
+def run_other_rank(args: argparse.Namespace) -> int | None:
+    """In a process that is not rank 0: serve rank 0, and return the exit code when that has ended. None in rank 0, and
+    without torchrun. ValueError if the command does not run so, or for another `--tensor-parallel-size`.
+    """
+    from nanoinfer.parallel.shard import torchrun_rank
+
+    shard = torchrun_rank()
+    if shard is None:
+        return None
+    command = f"{args.command} {args.what}" if args.command == "bench" else args.command
+    if command not in SPLIT_COMMANDS:
+        raise ValueError(f"{command}: must not be started by torchrun; {', '.join(SPLIT_COMMANDS)} can be")
+    size = getattr(args, "tensor_parallel_size", None)
+    if size not in (None, shard.size):
+        raise ValueError(f"--tensor-parallel-size {size}: must be torchrun's WORLD_SIZE={shard.size}, or left out")
+    if shard.rank == 0:
+        return None
+    from nanoinfer.parallel.meeting import Meeting
+    from nanoinfer.parallel.worker import serve_rank
+
+    return serve_rank(Meeting.under_torchrun())

@@ -2,10 +2,8 @@
 
 import io
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
-from tests.helpers.interrupts import raising
-from tests.helpers.waiting import until
 
 
 def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,20 +239,3 @@ def test_wrong_adapters_are_refused_in_one_line(options: list[str], name: str, c
     code, out, err = run(["generate", "x", *options], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert name in err
-
-
-def test_an_answer_that_ctrl_c_stops_in_a_pass_counts_as_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("story", max_running_requests=2, max_total_tokens=256)
-    before = llm.engine.stats()
-    forward_batch = llm.engine.model_runner.forward_batch
-
-    def interrupted(*args: object) -> object:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
-        until(lambda: llm.engine.turns.later, "the end of the call")
-        return forward_batch(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(llm.engine.model_runner, "forward_batch", interrupted)
-    with raising(signal.SIGINT, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        llm.generate("Once", SamplingParams(max_new_tokens=12, temperature=0.0))
-    after = llm.engine.stats()
-    assert (after.aborted, after.failed) == (before.aborted + 1, before.failed)
