@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # a package that is not installed is named
         print(f"nanoinfer: error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

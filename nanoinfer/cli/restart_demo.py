@@ -29,7 +29,7 @@ def restart(args: argparse.Namespace) -> int:
         without = {name: value for name, value in options.items() if not name.startswith("cache_dir")}
         first = _in_a_process(model, {**options, "cache_dir": folder}, [], QUESTIONS[:BEFORE], 1)
         messages = first["messages"]
-        left = [path.stat().st_size for path in Path(folder).glob("*.safetensors")]
+        left = [path.stat().st_size for path in Path(folder).rglob("*.safetensors")]
         ways = {"with its files": {**options, "cache_dir": folder}, "without": without}
         runs = {name: _in_a_process(model, given, messages, QUESTIONS[BEFORE:], ROUNDS) for name, given in ways.items()}
     limit = room()

@@ -64,10 +64,7 @@ def begin(args: argparse.Namespace) -> None:
     """Check what takes no time, and say what is loaded, before anything slow is imported."""
     from nanoinfer.server import check_installed
 
-    try:
-        check_installed()
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    check_installed()
     if args.name is not None and args.model is not None:
         raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
     if not 0 <= args.port <= 65535:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -22,7 +21,6 @@ from nanoinfer.bench.cluster import (
     start_results,
 )
 from nanoinfer.bench.load import Exchange
-from nanoinfer.cli.main import main
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 from tests.helpers.fake_sessions import fake_settings
@@ -116,10 +114,3 @@ def test_sessions_are_held_over_http_and_each_turn_has_the_answers_before_it() -
     assert sorted(len(prompt) for prompt, _ in exchanges) == [25, 25, 34, 34]
     assert all(each.due < each.times[0] for _, each in exchanges)
     assert sum(each.cached_tokens or 0 for _, each in exchanges) > 0
-
-
-@pytest.mark.parametrize("option", ["--seconds", "--rounds"])
-def test_there_must_be_something_to_do(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "cluster", option, "0"]) == 2
-    error = capsys.readouterr().err
-    assert (option if find_spec("ray") else "nanoinfer[cluster]") in error

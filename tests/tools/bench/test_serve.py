@@ -1,8 +1,6 @@
 """`bench serve`: sessions, servers that fail, and the command. No times."""
 
 import json
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,11 +81,6 @@ def test_a_server_that_is_none_is_refused(text: str) -> None:
         parsed(text)
 
 
-def test_a_model_whose_context_is_too_short_is_refused() -> None:
-    with pytest.raises(ValueError, match="1024"):
-        start_results(STORY, Loads(lengths=Lengths(new_tokens=1000)), Settings([]))
-
-
 # --- a session -------------------------------------------------------------------------------------------------------
 
 
@@ -104,21 +97,6 @@ def test_all_servers_have_every_load_and_the_rates_are_shares_of_what_the_first_
     text = format_serve(results)
     assert "A prompt has 9 tokens, of which 4 were cached." in text
     assert f"| 50%: {results['capacity'] / 2:.1f}/s" in text
-
-
-@pytest.mark.slow
-def test_other_servers_are_started_by_their_own_programs(tmp_path: Path) -> None:
-    program = tmp_path / "program"  # stands for vLLM's Python, and llama-server
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {sys.executable} {FAKE} "$@"\n')
-    program.chmod(0o755)
-    shutil.copytree(STORY, tmp_path / "story")
-    (tmp_path / "story.gguf").touch()
-    servers = [parsed(f"{name}={program}") for name in ("vllm", "llama-server")]
-    results = measured(small(clients=(2,), shares=()), *servers, path=tmp_path / "story")
-    assert all(run["finished"] for run in results["runs"])
-    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "--port" in line]
-    starts = ("-m vllm.entrypoints.cli.main serve", "--model")
-    assert [line.startswith(start) for line, start in zip(calls, starts, strict=True)] == [True] * 2
 
 
 @pytest.mark.slow
@@ -142,14 +120,6 @@ def test_a_server_that_fails_is_reported_and_the_others_are_measured(
 def test_if_no_server_starts_the_run_ends() -> None:
     with pytest.raises(ValueError, match="absent"):
         measured(small(), fake("absent", trouble="start"))
-
-
-@pytest.mark.slow
-def test_without_a_closed_loop_of_the_first_server_there_are_no_rates() -> None:
-    results = measured(small(), fake("angry", trouble="500"), fake("other"))
-    errors = [run.get("error", "") for run in results["runs"] if run["workload"] == "open 0.5"]
-    assert all("angry" in error for error in errors)
-    assert "| 50%: 0.0/s" in format_serve(results)
 
 
 def test_some_errors_are_counted_and_the_first_is_told() -> None:

@@ -15,10 +15,9 @@ from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.report import advantage, against_best, format_results, main_table, main_tables, remarks
 from nanoinfer.bench.results import continued, keeper, new_results
-from nanoinfer.bench.session import Settings, measure_model, reported, summary
-from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, WORKLOADS, Request
+from nanoinfer.bench.session import reported, summary
+from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, Request
 from nanoinfer.cli.main import main
-from notebooks.tools.files import ROOT
 from tests.helpers.fake_sessions import fake_model, fake_session, fake_settings
 
 Make = Callable[..., Path]
@@ -83,20 +82,6 @@ def test_no_worker_is_left_behind_by_who_interrupts_its_warm_up(
         fake_session(checkpoint(), ["single"], 1, ours={})
     with pytest.raises(ProcessLookupError):
         os.kill(asked[0], 0)
-
-
-def test_engines_without_a_prefix_cache_have_no_cached_figure(checkpoint: Make) -> None:
-    (model,) = fake_session(checkpoint(), ["shared-cached"], 1, ours={}, plain={"prefix_cache": False})["models"]
-    row = [cell.strip() for cell in main_table(model).splitlines()[2].split("|")]
-    assert row[3:5] == ["–", "–"], "no ratio without a peer's figure"
-    assert "FAILED" not in remarks(model)
-
-
-@pytest.mark.parametrize(("dtype", "word"), [("bfloat16", "dtype bfloat16"), (None, "make_models")])
-def test_a_converted_file_is_asked_for_in_its_own_dtype(checkpoint: Make, dtype: str | None, word: str) -> None:
-    settings = Settings([parse_engine("llamacpp")], 1)
-    model = measure_model(checkpoint(), dtype, [WORKLOADS["single"]], settings)
-    assert word in model["engines"][0]["error"]
 
 
 def test_what_is_recorded_names_no_folders_of_this_machine(
@@ -315,27 +300,6 @@ def test_bad_arguments_are_named_before_anything_is_loaded(
 ) -> None:
     assert main(["bench", *argv]) == 2
     assert wrong in capsys.readouterr().err
-
-
-def test_the_page_on_measurements_shows_the_stored_figures() -> None:
-    """Every row of the two tables on a model over two processes, as the file has it."""
-    folder = ROOT / "data" / "bench"
-    stored, page = json.loads((folder / "parallel.json").read_text()), (folder / "README.md").read_text()
-    for each in stored["measured"]:
-        waits = [
-            "–" if each[name] is None else f"{each[name]:.0%}" for name in ("prefill_waits_share", "decode_waits_share")
-        ]
-        speeds = [f"{each['prefill_tokens_per_second']:.0f}", f"{each['prefill_ratio']:.2f}", waits[0]]
-        speeds += [f"{each['decode_tokens_per_second']:.1f}", f"{each['decode_ratio']:.2f}", waits[1]]
-        row = [each["way"], *speeds, f"{each['weights_mib']:.0f}", f"{each['memory_mib']:.0f}"]
-        assert f"| {' | '.join(row)} |" in page
-    shown = [each for each in stored["on_paper"] if each["devices"] in (1, 2)]
-    assert len(shown) == 12
-    for each in shown:
-        row = [each["model"], str(each["devices"]), each["link"] or "–"]
-        for kind in ("decode", "prefill"):
-            row += [f"{each[f'{kind}_ms']:.2f}", f"{each[f'{kind}_gain']:.2f}", f"{each[f'{kind}_sums_share']:.0%}"]
-        assert f"| {' | '.join(row)} |" in page
 
 
 @pytest.mark.slow

@@ -98,15 +98,3 @@ def test_the_command_finds_in_files_what_a_process_has_left(tmp_path: Path, caps
     cached = {way: run["cached_after"] for way, run in runs.items()}
     assert cached == {WITHOUT: 0.0, HOST: 0.0, DISK: 80 / (60 + 2 * (4 + 24))}
     assert all(run["same_requests"] == [3, 3] for run in runs.values())
-
-
-@pytest.mark.parametrize(
-    ("argv", "wrong"),
-    [
-        (["--conversations", "4", "0"], "--conversations 0"),
-        (["--first-tokens", "1000"], "--first-tokens 1000"),
-    ],
-)
-def test_bad_options_are_named(argv: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "tiers", *argv]) == 2
-    assert wrong in capsys.readouterr().err
