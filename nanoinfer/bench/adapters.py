@@ -7,21 +7,23 @@ slower with adapters even where no request uses one. The adapters are random, fo
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.metrics import by_round, summary
 from nanoinfer.bench.processes import EngineFailure, Worker
-from nanoinfer.bench.report import cell, failures, heading, model_title
+from nanoinfer.bench.report import by_round, cell, failures, heading, model_title, ratio_cell, table
 from nanoinfer.bench.results import Keep, Results, new_results
-from nanoinfer.bench.session import Settings, measure_rounds, reported
-from nanoinfer.bench.tables import ratio_cell, table
-from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload, make_job
+from nanoinfer.bench.session import Settings, measure_rounds, reported, summary
+from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload
 
 PROJECTION = re.compile(r"(model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+_proj))\.weight")
 SCALE = 2  # alpha / rank
@@ -35,26 +37,21 @@ them in turn. Prompts differ by batch and round, or they would be cached."""
 
 @dataclass(frozen=True)
 class Batch:
-    """`adapters` distinct adapters of `rank`, which the requests have in turn. None: the base batch."""
+    """`adapters` distinct adapters of `rank`, which the requests have in turn. 0: the base batch."""
 
     rank: int
     adapters: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, {self.adapters} adapter{'s'[: self.adapters > 1]}" if self.adapters else self.base
-
-    @property
-    def base(self) -> str:
-        return f"base, beside rank {self.rank}"
+        counted = f"rank {self.rank}, {self.adapters} adapter{'s'[: self.adapters > 1]}"
+        return counted if self.adapters else f"base, beside rank {self.rank}"
 
     def job(self, names: Sequence[str], checkpoint: Checkpoint, seed: int) -> Job:
         """The batch's requests."""
-        workload = Workload(f"adapters, {self}", lambda rng: LENGTHS)
-        job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, 0.0)
-        if not self.adapters:
-            return job
-        numbered = enumerate(job.requests)
-        return replace(job, requests=[replace(each, adapter=names[i % self.adapters]) for i, each in numbered])
+        job = Workload(f"adapters, {self}", lambda rng: LENGTHS).make_job(checkpoint, seed)
+        chosen = [names[i % self.adapters] if self.adapters else None for i in range(len(job.requests))]
+        pairs = zip(job.requests, chosen, strict=True)
+        return replace(job, requests=[replace(each, adapter=adapter) for each, adapter in pairs])
 
 
 def measure_adapters(
@@ -67,49 +64,43 @@ def measure_adapters(
 ) -> Results:
     """Measure `settings.rounds` rounds per rank. `counts`: numbers of distinct adapters. `dtype` None: the checkpoint's."""
     checkpoint = Checkpoint.read(path)
-    dtype = dtype or checkpoint.dtype
-    model = {**checkpoint.as_dict(), "dtype": dtype}
+    model = {**checkpoint.as_dict(), "dtype": dtype or checkpoint.dtype}
     results = new_results("adapters", settings.as_dict(), model=model, versions={}, runs=[])
     for rank in ranks:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            made = make_adapters(path, Path(folder), rank, max(counts), dtype, settings.seed)
-            run = _Rank(checkpoint, settings, results, {name: str(where) for name, where in made.items()}, stack)
-            measure_rounds(results, [Batch(rank, count) for count in (0, *counts)], settings, run, keep)
+            made = make_adapters(path, Path(folder), rank, max(counts), model["dtype"], settings.seed)
+            one_run = _runner(checkpoint, settings, results, made, stack)
+            measure_rounds(results, [Batch(rank, count) for count in (0, *counts)], settings, one_run, keep)
     return results
 
 
-@dataclass
-class _Rank:
+def _runner(
+    checkpoint: Checkpoint, settings: Settings, results: Results, made: Mapping[str, str], stack: ExitStack
+) -> Callable[[int, Batch, EngineSpec], dict[str, Any]]:
     """Runs batches of one rank, on engines that are loaded when they are first needed; the `stack` closes them."""
+    workers = dict[tuple[str, bool], Worker | str]()
 
-    checkpoint: Checkpoint
-    settings: Settings
-    results: Results
-    adapters: dict[str, str]
-    stack: ExitStack
-    workers: dict[tuple[str, bool], Worker | str] = field(default_factory=dict)
-
-    def __call__(self, number: int, batch: Batch, spec: EngineSpec) -> dict[str, Any]:
-        key = spec.name, batch.adapters > 0
-        if key not in self.workers:
-            self.workers[key] = self._load(batch, spec)
-        worker = self.workers[key]
-        if isinstance(worker, str):
-            raise EngineFailure(worker)
-        job = batch.job([*self.adapters], self.checkpoint, self.settings.seed + number)
-        return summary(job.requests, worker.ask(job.as_message()))
-
-    def _load(self, batch: Batch, spec: EngineSpec) -> Worker | str:
-        chosen = spec.with_options(adapters=self.adapters) if batch.adapters else spec
-        dtype, settings = self.results["model"]["dtype"], self.settings
+    def load(batch: Batch, spec: EngineSpec) -> Worker | str:
+        chosen = spec.with_options(adapters=made) if batch.adapters else spec
+        dtype = results["model"]["dtype"]
         try:
-            started = chosen.start(self.checkpoint.path, dtype, settings.threads, settings.timeout)
-            worker = self.stack.enter_context(started)
-            self.results["versions"][spec.name] = worker.about["versions"]
-            worker.ask(batch.job([*self.adapters], self.checkpoint, -1).as_message())  # first passes are not measured
+            worker = stack.enter_context(chosen.start(checkpoint.path, dtype, settings.threads, settings.timeout))
+            results["versions"][spec.name] = worker.about["versions"]
+            worker.ask(asdict(batch.job([*made], checkpoint, -1)))  # first passes are not measured
         except EngineFailure as failure:
             return reported(spec, failure)
         return worker
+
+    def one_run(number: int, batch: Batch, spec: EngineSpec) -> dict[str, Any]:
+        key = spec.name, batch.adapters > 0
+        if key not in workers:
+            workers[key] = load(batch, spec)
+        if isinstance(worker := workers[key], str):
+            raise EngineFailure(worker)
+        job = batch.job([*made], checkpoint, settings.seed + number)
+        return summary(job.requests, worker.ask(asdict(job)))
+
+    return one_run
 
 
 def format_adapters(results: Mapping[str, Any]) -> str:
@@ -129,30 +120,16 @@ def format_adapters(results: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def projection_shapes(path: Path) -> dict[str, tuple[int, int]]:
-    """The projections in the layers of the checkpoint in the folder `path`: name → (outputs, inputs). Those that are stored
-    as one tensor count as one, as in adapters of such models. ValueError if there are none."""
-    from safetensors import safe_open
-
-    shapes = {}
+def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, seed: int = 0) -> dict[str, str]:
+    """Write `count` adapters of the checkpoint `path`, each with other numbers and for all projections in its layers, to
+    folders inside `folder`. Returns name → folder. ValueError if there are no projections."""
+    shapes = {}  # those that are stored as one tensor count as one, as in adapters of such models
     for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - it is no mapping
-                if (found := PROJECTION.fullmatch(key)) is not None:
-                    outputs, inputs = tensors.get_slice(key).get_shape()
-                    shapes[found[1]] = (outputs, inputs)
+        with safe_open(file, "pt") as stored:
+            found = [each for each in map(PROJECTION.fullmatch, stored.keys()) if each]
+            shapes.update({each[1]: stored.get_slice(each[0]).get_shape() for each in found})
     if not shapes:
         raise ValueError(f"{path}: has no projections named model.layers.0.self_attn.q_proj and so on")
-    return shapes
-
-
-def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, seed: int = 0) -> dict[str, Path]:
-    """Write `count` adapters of the checkpoint `path`, each with other numbers and for all projections, to folders inside
-    `folder`. Returns name → folder. ValueError as in `projection_shapes`."""
-    import torch
-    from safetensors.torch import save_file
-
-    shapes = projection_shapes(path)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -160,8 +137,6 @@ def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, s
         "r": rank,
         "lora_alpha": SCALE * rank,
         "target_modules": sorted({name.rpartition(".")[2] for name in shapes}),
-        "bias": "none",
-        "inference_mode": True,
     }
     made = {}
     for number in range(count):
@@ -172,8 +147,9 @@ def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, s
             for part, (rows, columns, deviation) in sizes.items():
                 drawn = torch.randn(rows, columns, generator=generator) * deviation
                 tensors[f"base_model.model.{name}.lora_{part}.weight"] = drawn.to(getattr(torch, dtype))
-        where = made[f"rank{rank}-{number}"] = folder / f"rank{rank}-{number}"
+        where = folder / f"rank{rank}-{number}"
         where.mkdir(parents=True)
         save_file(tensors, where / "adapter_model.safetensors", {"format": "pt"})
         (where / "adapter_config.json").write_text(json.dumps(config))
+        made[where.name] = str(where)
     return made

@@ -13,6 +13,7 @@ from nanoinfer.bench.processes import Worker
 
 PEERS = Path(__file__).parent / "peers"
 PEER_NAMES = ("nanoinfer", "transformers", "vllm", "openvino", "llamacpp")
+SPEC = re.compile(r"(?P<name>[^:=]+)(:(?P<options>\w+=[^,=]+(,\w+=[^,=]+)*))?(=(?P<program>.+))?")
 CONVERTED = ("openvino", "llamacpp")  # they read a file that was converted from the checkpoint
 
 
@@ -82,24 +83,17 @@ def parse_engine(text: str) -> EngineSpec:
 def split_spec(text: str, names: Sequence[str]) -> tuple[str, dict[str, Any], str | None, str]:
     """The name, the options, the program and the label of `NAME[:option=value,...][=PROGRAM]`, where NAME is one of `names`
     or a Python file. ValueError names the part that is wrong."""
-    known = re.fullmatch(r"([\w-]+):(.+)", text)
-    name, *rest = known.groups() if known else text.split("=", 1)
-    options, program = {}, rest[0] if rest else None
-    if known:
-        *settings, last = rest[0].split(",")
-        key, *rest = last.split("=", 2)  # what follows a second = is the program
-        program = rest[1] if len(rest) == 2 else None
-        for setting in (*settings, "=".join([key, *rest[:1]])):
-            key, equals, value = setting.partition("=")
-            if not equals or not key.isidentifier():
-                raise ValueError(f"--compare {text}: {setting!r} must be option=value")
-            options[key] = _value(value)
+    found = SPEC.fullmatch(text)
+    if found is None:
+        raise ValueError(f"--compare {text}: must be NAME[:option=value,...][=PROGRAM]")
+    name, given, program = found["name"], found["options"] or "", found["program"]
     if name not in names and not (name.endswith(".py") and Path(name).is_file()):
         raise ValueError(f"--compare {text}: {name!r} must be one of {', '.join(names)}, or a Python file")
     if program is not None and not (os.path.isfile(program) and os.access(program, os.X_OK)):
         raise ValueError(f"--compare {text}: {program!r} must be an executable file")
-    label = (text if program is None else text.removesuffix(f"={program}")) if options else Path(name).stem
-    return name, options, None if program is None else os.path.abspath(program), label
+    options = {key: _value(value) for key, value in (each.split("=") for each in given.split(",") if each)}
+    label = f"{name}:{given}" if given else Path(name).stem
+    return name, options, program and os.path.abspath(program), label
 
 
 def _value(text: str) -> Any:

@@ -3,8 +3,7 @@
 import json
 import os
 import platform
-import struct
-import time
+import timeit
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 
 def describe_machine() -> dict[str, Any]:
@@ -32,10 +32,10 @@ def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
+        lines = []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     if "model name" not in fields:
-        return platform.machine()
+        return platform.processor() or platform.machine()
     wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in fields.get("flags", "").split()]
     return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')}; {', '.join(wide)})"
 
@@ -47,13 +47,7 @@ def read_bandwidth(threads: int, size: int = 2**30, reads: int = 9) -> float:
     torch.set_num_threads(threads)
     try:
         block = torch.ones(size // 4)
-        block.sum()
-        seconds = []
-        for _ in range(reads):
-            start = time.perf_counter()
-            block.sum()
-            seconds.append(time.perf_counter() - start)
-        return size / median(seconds) / 1e9
+        return size / median(timeit.repeat(block.sum, number=1, repeat=reads)) / 1e9
     finally:
         torch.set_num_threads(before)
 
@@ -73,37 +67,29 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
         config = json.loads((path / "config.json").read_text())
-        tensors = {name: each for file in path.glob("*.safetensors") for name, each in _tensors(file).items()}
+        tensors = dict[str, tuple[str, int]]()  # dtype and number of elements
+        for file in path.glob("*.safetensors"):
+            with safe_open(file, "pt") as stored:
+                for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                    part = stored.get_slice(name)
+                    tensors[name] = part.get_dtype(), prod(part.get_shape())
         if not tensors:
             raise ValueError(f"{path}: has no *.safetensors")
         if config.get("tie_word_embeddings", False):
             tensors.pop("lm_head.weight", None)  # some checkpoints store it again
         kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-        stored = kinds.get(min(kind for kind, _ in tensors.values()), "float32")
+        dtype = kinds.get(min(kind for kind, _ in tensors.values()), "float32")
+        folder = path.absolute()
+        of_hub = folder.parent.name == "snapshots"  # whose downloads' folders are named by a hash
         return cls(
             str(path),
-            _name(path),
-            config.get("dtype") or config.get("torch_dtype") or stored,
+            folder.parent.parent.name.removeprefix("models--").replace("--", "/") if of_hub else folder.name,
+            config.get("dtype") or config.get("torch_dtype") or dtype,
             sum(size for _, size in tensors.values()),
             config["vocab_size"],
             config["max_position_embeddings"],
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """Without its folder, which means nothing elsewhere."""
         return {key: value for key, value in asdict(self).items() if key != "path"}
-
-
-def _name(path: Path) -> str:
-    """The folder's name; for a download from the Hub, whose folder is named by a hash, the repository's name."""
-    path = path.absolute()
-    if path.parent.name == "snapshots":
-        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
-    return path.name
-
-
-def _tensors(file: Path) -> dict[str, tuple[str, int]]:
-    """Name → (dtype, elements) from a safetensors header: eight bytes of length, then JSON."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    return {name: (entry["dtype"], prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__"}

@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from threading import Event, Timer
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,7 +44,6 @@ class Child:
             stderr=self._errors,
             env=env,
             start_new_session=True,  # a process group: its children are stopped and killed with it
-            bufsize=0,
         )
         self.pid = self._process.pid
         try:
@@ -72,13 +71,11 @@ class Child:
 
     def close(self) -> None:
         """Kill it and its children."""
-        if self.alive:
-            self.alive = False
-            self._signal(signal.SIGKILL)
-        self._process.wait()
+        self._kill()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):  # what was written and never read
+                    stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,12 +87,16 @@ class Child:
 
     def _failure(self, reason: str | None = None) -> EngineFailure:
         """Kill what is left, and say why, with the last lines that it printed."""
-        self.alive = False
-        self._signal(signal.SIGKILL)
-        code = self._process.wait()
+        code = self._kill()
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         return EngineFailure("\n".join([reason or f"ended with exit code {code}", *lines[-LAST_LINES:]]))
+
+    def _kill(self) -> int:
+        if self.alive:
+            self.alive = False
+            self._signal(signal.SIGKILL)
+        return self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -106,7 +107,7 @@ class Worker(Child):
     """An engine in a process that runs `peers/worker.py`. EngineFailure if it does not load within `timeout` seconds."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 600):
-        self.timeout, self._unread = timeout, b""
+        self.timeout = timeout
         super().__init__(command, env, subprocess.PIPE, subprocess.PIPE)
 
     def _start(self) -> None:
@@ -117,34 +118,31 @@ class Worker(Child):
         jobs."""
         with self.running():
             assert self._process.stdin is not None
-            view = memoryview(json.dumps(message).encode() + b"\n")
-            try:
-                while view:  # an unbuffered pipe may take only a part at a time
-                    view = view[self._process.stdin.write(view) :]
-            except BrokenPipeError:
-                raise self._failure() from None
+            with suppress(BrokenPipeError):  # it has ended, which its answer will show
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                self._process.stdin.flush()
             return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._read_line())
+        assert self._process.stdout is not None
+        is_late = Event()
+
+        def end() -> None:
+            is_late.set()
+            self._signal(signal.SIGKILL)
+
+        limit = Timer(self.timeout, end)
+        limit.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
+        if not line:
+            raise self._failure(f"no answer for {self.timeout:g} s" if is_late.is_set() else None)
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineFailure(answer["error"])
         return answer
-
-    def _read_line(self) -> bytes:
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + self.timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self._failure(f"no answer for {self.timeout:g} s")
-                chunk = os.read(self._process.stdout.fileno(), 2**20)
-                if not chunk:
-                    raise self._failure()
-                self._unread += chunk
-        line, self._unread = self._unread.split(b"\n", 1)
-        return line
 
 
 class ServerProcess(Child):

@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from nanoinfer.bench.processes import EngineFailure, Worker
+from nanoinfer.bench.processes import EngineFailure
+from nanoinfer.bench.report import table
 from nanoinfer.bench.session import Settings
-from nanoinfer.bench.tables import table
-from nanoinfer.registry import KV_STORAGES, QUANTIZATIONS
 
 Texts = list[list[int]]
 AT_ONCE = 16  # texts per question to a worker
 SAMPLED = "sampled text"
-COMPUTE_IN = ("float32", "bfloat16")
-USUAL_STORAGES = (None, "auto", "plain")  # of K/V: in the dtype of the pass
+# The first one is what all others are compared with.
+OURS = ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
+OURS += [
+    f"nanoinfer:dtype={dtype},quantization={kind}" for kind in ("int8", "int4") for dtype in ("float32", "bfloat16")
+]
+OURS += ["nanoinfer:dtype=float32,kv_cache_dtype=int8"]
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,6 @@ class Quality:
     change: float | None
     error: float | None
     same: float | None
-
-
-def our_engines() -> list[str]:
-    """nanoinfer in float32, which all others are compared with, then in bfloat16, with every kind of quantized weights
-    (computing in either dtype) and of K/V."""
-    import nanoinfer.frontends.llm  # noqa: F401 - registers the built-in kinds
-
-    names = ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
-    for kind in (kind for kind in QUANTIZATIONS if kind is not None):
-        names += [f"nanoinfer:dtype={dtype},quantization={kind}" for dtype in COMPUTE_IN]
-    names += [f"nanoinfer:dtype=float32,kv_cache_dtype={kind}" for kind in KV_STORAGES if kind not in USUAL_STORAGES]
-    return names
 
 
 def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> Texts:
@@ -118,7 +109,12 @@ def measure_quality(
             try:
                 with spec.start(str(path), dtype, settings.threads, settings.timeout) as worker:
                     for kind, several in texts.items():
-                        scores = _scores(worker, several, bar)
+                        scores: dict[str, Any] = {"nats": [], "greedy": []}
+                        for start in range(0, len(several), AT_ONCE):
+                            answer = worker.ask({"score": several[start : start + AT_ONCE]})
+                            for key, values in scores.items():
+                                values += answer[key]
+                            bar.update(len(answer["nats"]))
                         reference.setdefault(kind, scores)
                         figures.append(_quality(spec.name, kind, scores, reference[kind]))
             except EngineFailure as failure:
@@ -126,17 +122,6 @@ def measure_quality(
                 if spec is settings.engines[0]:  # what the others are compared with
                     raise ValueError(f"{spec.name}: {failed[spec.name]}") from failure
     return figures, failed
-
-
-def _scores(worker: Worker, texts: Texts, bar: "tqdm[Any]") -> dict[str, Any]:
-    scores: dict[str, Any] = {"nats": [], "greedy": []}
-    for start in range(0, len(texts), AT_ONCE):
-        part = texts[start : start + AT_ONCE]
-        answer = worker.ask({"score": part})
-        for key, values in scores.items():
-            values += answer[key]
-        bar.update(len(part))
-    return scores
 
 
 def _quality(engine: str, kind: str, scores: Mapping[str, Any], reference: Mapping[str, Any]) -> Quality:

@@ -1,21 +1,15 @@
-"""Tables of `bench run`, in Markdown that is also aligned for a terminal."""
+"""Tables of measurements, in Markdown that is also aligned for a terminal: those of `bench run`, and what all share."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from nanoinfer.bench.metrics import advantage, against_best, by_round, runs_of
-from nanoinfer.bench.tables import number_cell, ratio_cell, table
-from nanoinfer.bench.workloads import measure_of
+from nanoinfer.bench.workloads import Measure, measure_of
 
 Results = Mapping[str, Any]
 LEGEND = """\
-Figures are medians over rounds. Each round runs a workload on all engines in shuffled order, one at a time, while the
-processes of the others are stopped. Ratios are computed within a round and shown as median (lowest..highest); above 1,
-nanoinfer is faster. TTFT: time from arrival to the first token, median over requests. TPOT: time between two tokens of
-a request, percentiles over all requests. Peak memory: memory of the engine's process during the workload, including
-weights and K/V. Cached: prompt tokens whose K/V was cached, if the engine reports them. Same tokens: requests whose
-output equals nanoinfer's with the same kind of weights."""
+Medians over rounds. Ratios are computed within a round, shown as median (lowest..highest); above 1, nanoinfer is faster.
+Same tokens: requests whose output equals nanoinfer's with the same kind of weights. More: data/bench/README.md."""
 
 
 def format_results(results: Results) -> str:
@@ -137,3 +131,59 @@ def _versions(models: Sequence[Results]) -> list[str]:
     """The versions of each engine's packages, once per engine."""
     seen = {e["name"].split(":")[0]: e["versions"] for model in models for e in model["engines"] if "versions" in e}
     return [f"{name}: {' '.join(f'{key} {version}' for key, version in each.items())}" for name, each in seen.items()]
+
+
+def advantage(ours: float, other: float, measure: Measure) -> float:
+    """How many times better `ours` is. Above 1, ours is better, whether more or less of the measure is good."""
+    return ours / other if measure.more_is_better else other / ours
+
+
+def against_best(
+    ours: Mapping[int, float], peers: Mapping[str, Mapping[int, float]], measure: Measure
+) -> tuple[list[float], str] | None:
+    """For every round, how many times better `ours` is than that round's best peer; and the peer that was best most often.
+
+    Values are given by round. None if no round has both `ours` and a peer.
+    """
+    ratios, winners = [], []
+    for number, value in sorted(ours.items()):
+        rivals = {name: values[number] for name, values in peers.items() if number in values}
+        if rivals:
+            winner = min(rivals, key=lambda name: advantage(value, rivals[name], measure))
+            ratios.append(advantage(value, rivals[winner], measure))
+            winners.append(winner)
+    return (ratios, max(sorted(set(winners)), key=winners.count)) if ratios else None
+
+
+def runs_of(model: Mapping[str, Any], workload: str, engine: str) -> list[dict[str, Any]]:
+    """The runs of one workload on one engine, failed ones included."""
+    return [run for run in model["runs"] if run["workload"] == workload and run["engine"] == engine]
+
+
+def by_round(model: Mapping[str, Any], workload: str, engine: str, key: str) -> dict[int, Any]:
+    """Round → the run's figure `key`, for the rounds that have it."""
+    runs = runs_of(model, workload, engine)
+    return {run["round"]: run[key] for run in runs if run.get(key) is not None}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are right-aligned."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return f"| {' | '.join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)])} |"
+
+    rule = "|".join("-" * (width + 2) if not i else "-" * (width + 1) + ":" for i, width in enumerate(widths))
+    return "\n".join([line(head), f"|{rule}|", *(line(row) for row in rows)])
+
+
+def number_cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ratio_cell(ratios: Sequence[float]) -> str:
+    """The median, with the lowest and the highest."""
+    return f"{median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})" if ratios else "–"

@@ -36,14 +36,14 @@ def without_folders(text: str) -> str:
     return re.sub(r"(?<![\w.~/:])(?:/[^/\s'\",:=]+)+/([^/\s'\",:=]+)", r"\1", text)
 
 
-def read_results(file: str) -> Results:
-    """What `bench run` has written. ValueError if it is something else."""
+def read_results(file: str, kind: str | int) -> Results:
+    """What a command has written with --json. ValueError if it is something else."""
     try:
         results = json.loads(Path(file).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file}: not JSON: {error}") from error
-    if not isinstance(results, dict) or results.get("format") != RUN_FORMAT:
-        raise ValueError(f"{file}: not written by bench run --json")
+    if not isinstance(results, dict) or results.get("format") != kind or "settings" not in results:
+        raise ValueError(f"{file}: not a results file of this command")
     return results
 
 
@@ -52,29 +52,26 @@ def continued(file: str, fresh: Results) -> Results:
     differs."""
     if not Path(file).exists() or not Path(file).stat().st_size:
         return fresh
-    try:
-        before = json.loads(Path(file).read_text(encoding="utf-8"))
-        was = {**before["settings"], **{name: before["machine"][name] for name in ("cpu", "cores")}}
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"--resume {file}: not a results file") from error
-    now = {"format": fresh["format"], **fresh["settings"], **{n: fresh["machine"][n] for n in ("cpu", "cores")}}
+    before = read_results(file, fresh["format"])
+    was, now = ({**each["settings"], "cpu": each["machine"]["cpu"]} for each in (before, fresh))
     for name, value in now.items():
-        old = before["format"] if name == "format" else was.get(name)
+        old = was.get(name)
         if old > value if name == "rounds" else old != value:
             raise ValueError(f"--resume {file}: {name} is {value!r}, but {old!r} in the file")
     return {**before, "rounds": fresh["rounds"], "settings": fresh["settings"]}
 
 
 def keeper(file: str | None) -> Callable[[Any], None]:
-    """Writes results to `file`, if there is one. OSError at once if it cannot be written."""
-    if file:
-        Path(file).touch()
-    return lambda results: write_results(file, results) if file else None
-
-
-def write_results(file: str, results: Any) -> None:
-    """Write JSON to `file`, which at every moment holds either the old results or the new ones."""
-    target, text = Path(file), json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+    """Writes results to `file`, if there is one, which at every moment holds either the old results or the new ones.
+    OSError at once if it cannot be written."""
+    if not file:
+        return lambda results: None
+    target = Path(file)
+    target.touch()
     part = target.with_name(f"{target.name}.part")
-    part.write_text(text)
-    part.replace(target)
+
+    def keep(results: Any) -> None:
+        part.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        part.replace(target)
+
+    return keep

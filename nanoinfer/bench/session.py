@@ -3,23 +3,26 @@
 `measure_model` is `bench run`: engines that are loaded once, and workloads. Other measurements bring their own cases.
 """
 
+import hashlib
+import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median, quantiles
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from nanoinfer.bench.engines import CONVERTED, EngineSpec
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.metrics import summary
 from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.results import Keep, Results, without_folders
 from nanoinfer.bench.texts import TextWorkload
-from nanoinfer.bench.workloads import Job, Workload, default_gap, describe, make_job, shape, warm_up
+from nanoinfer.bench.workloads import Job, Request, Workload, warm_up
 from nanoinfer.frontends.llm import LLM
 
 
@@ -97,19 +100,12 @@ def measure_model(
     every workload of every round. ValueError if the checkpoint or an engine's version is another than in `earlier`.
     """
     checkpoint = Checkpoint.read(path)
-    for name, value in checkpoint.as_dict().items():
+    dtype, facts = dtype or checkpoint.dtype, checkpoint.as_dict()
+    for name, value in facts.items():
         if earlier is not None and name != "dtype" and earlier.get(name) != value:
             raise ValueError(f"{path}: {name} is {value}, but {earlier.get(name)} where the run is to be continued")
-    dtype, gap = dtype or checkpoint.dtype, default_gap(checkpoint.parameters)
-    results: Results = {
-        **checkpoint.as_dict(),
-        "dtype": dtype,
-        "gap_s": gap,
-        "workloads": {str(each): _facts(each, checkpoint.context_len, gap) for each in workloads},
-        "engines": [],
-        "runs": [],
-        **(earlier or {}),
-    }
+    described = {str(each): {"description": each.describe(checkpoint)} for each in workloads}
+    results = {**facts, "dtype": dtype, "workloads": described, "engines": [], "runs": [], **(earlier or {})}
     if len({(run["round"], run["workload"]) for run in results["runs"]}) >= settings.rounds * len(workloads):
         return results
     texts = [each for each in workloads if isinstance(each, TextWorkload)]
@@ -118,71 +114,75 @@ def measure_model(
         specs = [spec.with_options(tokenizer=True) if spec.is_ours else spec for spec in settings.engines]
         settings = replace(settings, engines=specs)
 
+    def make_job(workload: Workload | TextWorkload, seed: int) -> Job:
+        if isinstance(workload, Workload):
+            return workload.make_job(checkpoint, seed)
+        assert writer is not None
+        return workload.make_job(writer, seed)
+
+    def load(spec: EngineSpec) -> Worker | str:
+        """Its process, which has served a few requests; the reason if it fails. Its description goes into `results`."""
+        about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
+        about["weights"] = spec.weights
+        loaded: Worker | str
+        try:
+            if spec.file.stem in CONVERTED and dtype != checkpoint.dtype:
+                raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, which is {checkpoint.dtype}")
+            loaded = stack.enter_context(spec.start(checkpoint.path, dtype, settings.threads, settings.timeout))
+            about |= loaded.about
+            learning = (
+                [make_job(each, -1) for each in texts] if spec.is_ours else []
+            )  # what drafts bring, and passes cost
+            for job in (warm_up(checkpoint), *learning):
+                loaded.ask(asdict(job))
+        except EngineFailure as failure:
+            loaded = about["error"] = reported(spec, failure)
+        before: dict[str, Any] = next((each for each in results["engines"] if each["name"] == spec.name), {})
+        then, now = before.get("versions"), about.get("versions")
+        if then and now and then != now:
+            raise ValueError(f"--resume: {spec.name} is {now} now, but the earlier rounds ran with {then}")
+        results["engines"] = [each for each in results["engines"] if each is not before] + [about]
+        return loaded
+
     def one_run(number: int, workload: Workload | TextWorkload, spec: EngineSpec) -> dict[str, Any]:
-        seed, worker = settings.seed + number, workers[spec.name]
+        worker, job = workers[spec.name], make_job(workload, settings.seed + number)
         if isinstance(worker, str):
             raise EngineFailure("not loaded")
-        if isinstance(workload, TextWorkload):
-            assert writer is not None
-            job = workload.make_job(writer, seed)
-            if not spec.is_ours and any(request.sampling for request in job.requests):
-                return {"skipped": "is not asked for JSON or samples"}
-            return summary(job.requests, worker.ask(job.as_message()))
-        job = make_job(workload, seed, checkpoint.context_len, checkpoint.vocab_size, gap)
-        if workload.primed and not worker.about["prefix_cache"]:
+        if isinstance(workload, Workload) and workload.primed and not worker.about["prefix_cache"]:
             return {"skipped": "has no prefix cache"}
-        return summary(job.requests, worker.ask(job.as_message()))
+        if not spec.is_ours and any(request.sampling for request in job.requests):
+            return {"skipped": "is not asked for JSON or samples"}
+        return summary(job.requests, worker.ask(asdict(job)))
 
     with ExitStack() as stack:
-        first = [warm_up(checkpoint.context_len, checkpoint.vocab_size)]
-        learning = [each.make_job(writer, -1) for each in texts] if writer else []  # what drafts bring, and passes cost
-        workers = {
-            spec.name: _load(spec, checkpoint, dtype, settings, results, stack, first + learning * spec.is_ours)
-            for spec in settings.engines
-        }
+        workers = {spec.name: load(spec) for spec in settings.engines}
         measure_rounds(results, workloads, settings, one_run, keep)
     keep(results)
     return results
 
 
-def _facts(workload: Workload | TextWorkload, context_len: int, gap: float) -> dict[str, Any]:
-    if isinstance(workload, TextWorkload):
-        return {"description": f"texts, {workload.together} at a time"}
-    shared, lengths, scaled = shape(workload, context_len)
-    text = describe(workload, context_len, gap)
-    return {"description": text, "shared": shared, "lengths": lengths, "scaled": scaled}
+def summary(requests: Sequence[Request], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one run.
 
-
-def _load(
-    spec: EngineSpec,
-    checkpoint: Checkpoint,
-    dtype: str,
-    settings: Settings,
-    results: Results,
-    stack: ExitStack,
-    warm: Sequence[Job],
-) -> Worker | str:
-    """Load an engine and have it serve what is `warm`; the `stack` closes it. Its description goes into
-    `results`. Returns the reason if it failed."""
-    about: dict[str, Any] = {
-        "name": spec.name,
-        "ours": spec.is_ours,
-        "options": dict(spec.options),
-        "weights": spec.weights,
+    `ttft_s`: seconds from arrival to the first token, median over requests. `tpot_ms`: milliseconds between two tokens
+    of a request, percentiles over all such gaps of all requests. `ms_per_token`: the mean gap of a request, median over
+    requests. The last two are None when no request generates a second token.
+    """
+    times, wall, cached = answer["times"], answer["wall_s"], answer["cached_tokens"]
+    gaps = [[1000 * (b - a) for a, b in pairwise(values)] for values in times if len(values) > 1]
+    every = [gap for some in gaps for gap in some]
+    centiles = quantiles(every, n=100, method="inclusive") if len(every) > 1 else every * 99
+    first = [round(values[0] - request.arrival, 6) for request, values in zip(requests, times, strict=True)]
+    return {
+        "wall_s": wall,
+        "output_tok_s": sum(map(len, answer["tokens"])) / wall,
+        "input_tok_s": sum(len(request.prompt) for request in requests) / wall,
+        "ttft_s": median(first),
+        "ttft_each_s": first,
+        "ms_per_token": median(map(mean, gaps)) if gaps else None,
+        "tpot_ms": {"p50": centiles[49], "p99": centiles[98]} if every else None,
+        "peak_memory_mb": answer["peak_memory_mb"],
+        "cached_tokens": None if None in cached else sum(cached),
+        "digest": hashlib.sha256(json.dumps(answer["tokens"]).encode()).hexdigest()[:16],
+        "tokens": answer["tokens"],
     }
-    loaded: Worker | str
-    try:
-        if spec.file.stem in CONVERTED and dtype != checkpoint.dtype:
-            raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, whose dtype is {checkpoint.dtype}")
-        loaded = stack.enter_context(spec.start(checkpoint.path, dtype, settings.threads, settings.timeout))
-        about.update(loaded.about)
-        for job in warm:
-            loaded.ask(job.as_message())
-    except EngineFailure as failure:
-        loaded = about["error"] = reported(spec, failure)
-    before: dict[str, Any] = next((each for each in results["engines"] if each["name"] == spec.name), {})
-    then, now = before.get("versions"), about.get("versions")
-    if then and now and then != now:
-        raise ValueError(f"--resume: {spec.name} is {now} now, but the earlier rounds ran with {then}")
-    results["engines"] = [each for each in results["engines"] if each is not before] + [about]
-    return loaded

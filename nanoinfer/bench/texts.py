@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.workloads import Job, Request
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -53,13 +54,17 @@ SCHEMAS = {
 
 @dataclass(frozen=True)
 class TextWorkload:
-    """`make(llm, count, rng)` returns `count` requests, `together` of which are served at a time."""
+    """Requests for texts, `together` of which are served at a time."""
 
     name: str
     together: int
 
     def __str__(self) -> str:
         return f"{self.name}@{self.together}"
+
+    def describe(self, checkpoint: Checkpoint) -> str:
+        """In words."""
+        return f"texts, {self.together} at a time"
 
     def make_job(self, llm: LLM, seed: int) -> Job:
         """Its requests for a seed: twice as many as there are at a time, at least 16. `llm` writes what is copied."""

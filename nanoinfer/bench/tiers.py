@@ -1,4 +1,4 @@
-"""What storeys below the pool bring: chats of several turns over a pool for a few of them, the last turn after a restart.
+"""What tiers below the pool bring: chats of several turns over a pool for a few of them, the last turn after a restart.
 
 Every way to keep K/V serves the same chats in processes of its own. A few chats take a turn together, then the next few,
 until each has had its turn; so with many chats, the pool has forgotten a chat before its next turn. Before the last turn,
@@ -8,27 +8,23 @@ the process ends, and a new one continues. Answers in prompts are drawn, not the
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.metrics import by_round, runs_of
-from nanoinfer.bench.report import failures, heading, model_title
+from nanoinfer.bench.report import by_round, failures, heading, model_title, number_cell, ratio_cell, runs_of, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
-from nanoinfer.bench.tables import number_cell, ratio_cell, table
 from nanoinfer.bench.workloads import Job, Request, draw_tokens, warm_up
 
 WITHOUT, HOST, DISK = "without", "host memory", "files"
 TOGETHER = 4  # chats that take a turn together, and for which the pool has room
 LEGEND = """\
-Where K/V goes that has no room in the pool: nowhere, to host memory, to files. The first three figures are those of later
-turns in the same process, the others those of the last turn, in a new process. TTFT: median time from a turn's question to
-the first token of its answer; ×: relative to the one without storeys in the same round. Cached: the share of the prompts'
-tokens that were not computed. Figures are medians over rounds."""
+Medians over rounds. The first three figures are those of later turns in the same process, the others those of the last,
+in a new process. ×: its TTFT relative to the one without tiers in the same round."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Chats:
 
 
 def tier_engines(compare: Sequence[str]) -> list[EngineSpec]:
-    """nanoinfer without storeys, with host memory and with files, and the engines of `--compare`."""
+    """nanoinfer without tiers, with host memory and with files, and the engines of `--compare`."""
     ours = parse_engine("nanoinfer")
     ways = [EngineSpec(way, ours.file, is_ours=True) for way in (WITHOUT, HOST, DISK)]
     return [*ways, *(parse_engine(text) for text in compare)]
@@ -106,15 +102,14 @@ def measure_tiers(
             for some in (turns[:-1], turns[-1:]):
                 with chosen.start(checkpoint.path, model["dtype"], settings.threads, settings.timeout) as worker:
                     results["versions"][spec.name] = worker.about["versions"]
-                    worker.ask(warm_up(checkpoint.context_len, checkpoint.vocab_size).as_message())
+                    worker.ask(asdict(warm_up(checkpoint)))
                     for requests in some:
                         groups = [requests[i : i + TOGETHER] for i in range(0, len(requests), TOGETHER)]
-                        answers = [worker.ask(Job(group, []).as_message()) for group in groups]
+                        answers = [worker.ask(asdict(Job(group, []))) for group in groups]
                         tokens += [each for answer in answers for each in answer["tokens"]]
                         figures.append(turn_figures(requests, answers))
                     worker.ask({"save": True})
-        names = figures[0]
-        before = {name: median(each[name] for each in figures[1:-1]) for name in names} if len(turns) > 2 else {}
+        before = {name: median(each[name] for each in figures[1:-1]) for name in figures[0]}
         return {**before, **{f"{name}_after": value for name, value in figures[-1].items()}, "tokens": tokens}
 
     measure_rounds(results, chats, settings, one_run, keep)

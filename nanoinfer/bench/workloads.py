@@ -1,9 +1,11 @@
 """The workloads: lengths and arrivals are the same for every engine, round and seed; token ids differ by seed."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from nanoinfer.bench.machine import Checkpoint
 
 Lengths = list[tuple[int, int]]  # per request: prompt tokens after the shared ones, tokens to generate
 
@@ -44,6 +46,18 @@ def measure_of(workload: str) -> Measure:
 
 
 @dataclass(frozen=True)
+class Job:
+    """Requests for a worker, as `peers/worker.py` reads them. `prime` is served before the clock starts. `shared`: whether
+    the prompts share a prefix. `together`: how many are served at a time; when one has ended, the next one begins (0: all
+    as they arrive)."""
+
+    requests: list[Request]
+    prime: list[Request]
+    shared: bool = False
+    together: int = 0
+
+
+@dataclass(frozen=True)
 class Workload:
     """`draw` makes the lengths with a generator seeded by the name. All prompts begin with the same `shared` tokens.
 
@@ -59,6 +73,41 @@ class Workload:
 
     def __str__(self) -> str:
         return self.name
+
+    def shape(self, context_len: int) -> tuple[int, Lengths, bool]:
+        """`(shared, lengths, scaled)`: how many tokens all prompts share, the lengths of each request, and whether all
+        lengths were reduced in proportion because a context of `context_len` tokens is too short for the workload."""
+        lengths, shared = self.draw(Random(self.name)), self.shared
+        longest = max(shared + prompt + new for prompt, new in lengths)
+        if longest <= context_len:
+            return shared, lengths, False
+        factor = context_len / longest
+        lengths = [(max(1, int(prompt * factor)), max(1, int(new * factor))) for prompt, new in lengths]
+        return int(shared * factor), lengths, True
+
+    def describe(self, checkpoint: Checkpoint) -> str:
+        """Its lengths with this model's context, in words."""
+        shared, lengths, scaled = self.shape(checkpoint.context_len)
+        prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
+        common = f"{shared} shared + " if shared else ""
+        gap = default_gap(checkpoint.parameters)
+        arrivals = f", {gap:g} s between arrivals on average" if self.staggered else ""
+        cached = ", shared tokens already cached" if self.primed else ""
+        scaling = f" (reduced to fit a context of {checkpoint.context_len} tokens)" if scaled else ""
+        return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
+
+    def make_job(self, checkpoint: Checkpoint, seed: int) -> Job:
+        """Make the requests. `seed` decides only the token ids."""
+        shared, lengths, _ = self.shape(checkpoint.context_len)
+        ids, arrivals = Random(f"{self.name}/{seed}"), Random(f"{self.name}/arrivals")
+        beginning = draw_tokens(ids, shared, checkpoint.vocab_size)
+        requests, at = [], 0.0
+        for prompt, new in lengths:
+            requests.append(Request(beginning + draw_tokens(ids, prompt, checkpoint.vocab_size), new, at))
+            if self.staggered:
+                at += arrivals.expovariate(1.0) * default_gap(checkpoint.parameters)
+        prime = [Request(beginning + draw_tokens(ids, 8, checkpoint.vocab_size), 2)] if self.primed else []
+        return Job(requests, prime, shared > 0)
 
 
 SHARED: Lengths = [(32, 32)] * NUM_REQUESTS
@@ -77,68 +126,14 @@ WORKLOADS = {
         ),
     )
 }
-WARM_UP = [(64, 8), (100, 8), (300, 8)]
+WARM_UP = (64, 100, 300)  # tokens of prompts
 
 
-@dataclass(frozen=True)
-class Job:
-    """Requests for a worker. `prime` is served before the clock starts. `shared`: whether the prompts share a prefix.
-    `together`: how many are served at a time; when one has ended, the next one begins (0: all as they arrive)."""
-
-    requests: list[Request]
-    prime: list[Request]
-    shared: bool = False
-    together: int = 0
-
-    def as_message(self) -> dict[str, Any]:
-        """What `peers/worker.py` reads."""
-        return asdict(self)
-
-
-def shape(workload: Workload, context_len: int) -> tuple[int, Lengths, bool]:
-    """`(shared, lengths, scaled)`: how many tokens all prompts share, the lengths of each request, and whether all lengths
-    were reduced in proportion because a context of `context_len` tokens is too short for the workload."""
-    lengths, shared = workload.draw(Random(workload.name)), workload.shared
-    longest = max(shared + prompt + new for prompt, new in lengths)
-    if longest <= context_len:
-        return shared, lengths, False
-    factor = context_len / longest
-    lengths = [(max(1, int(prompt * factor)), max(1, int(new * factor))) for prompt, new in lengths]
-    shared = int(shared * factor)
-    over = max(shared + prompt + new for prompt, new in lengths) - context_len  # rounding up to 1 may exceed it
-    return shared, [(max(1, prompt - max(over, 0)), new) for prompt, new in lengths], True
-
-
-def describe(workload: Workload, context_len: int, gap: float) -> str:
-    """The workload's lengths with this context, in words."""
-    shared, lengths, scaled = shape(workload, context_len)
-    prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
-    common = f"{shared} shared + " if shared else ""
-    arrivals = f", {gap:g} s between arrivals on average" if workload.staggered else ""
-    cached = ", shared tokens already cached" if workload.primed else ""
-    scaling = f" (reduced to fit a context of {context_len} tokens)" if scaled else ""
-    return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
-
-
-def make_job(workload: Workload, seed: int, context_len: int, vocab_size: int, gap: float) -> Job:
-    """Make the requests. `seed` decides only the token ids. `gap`: mean seconds between staggered arrivals."""
-    shared, lengths, _ = shape(workload, context_len)
-    ids, arrivals = Random(f"{workload.name}/{seed}"), Random(f"{workload.name}/arrivals")
-    beginning = draw_tokens(ids, shared, vocab_size)
-    requests, at = [], 0.0
-    for prompt, new in lengths:
-        requests.append(Request(beginning + draw_tokens(ids, prompt, vocab_size), new, at))
-        if workload.staggered:
-            at += arrivals.expovariate(1.0) * gap
-    prime = [Request(beginning + draw_tokens(ids, 8, vocab_size), 2)] if workload.primed else []
-    return Job(requests, prime, shared > 0)
-
-
-def warm_up(context_len: int, vocab_size: int) -> Job:
+def warm_up(checkpoint: Checkpoint) -> Job:
     """A few short requests, so that first passes and compilation are not measured."""
     ids = Random("warm up")
-    lengths = [(min(prompt, max(1, context_len - new)), new) for prompt, new in WARM_UP if new < context_len]
-    return Job([Request(draw_tokens(ids, prompt, vocab_size), new) for prompt, new in lengths], [])
+    prompts = [draw_tokens(ids, min(prompt, checkpoint.context_len - 8), checkpoint.vocab_size) for prompt in WARM_UP]
+    return Job([Request(prompt, 8) for prompt in prompts], [])
 
 
 def default_gap(parameters: int) -> float:

@@ -4,17 +4,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.cli.generate import note
-from nanoinfer.cli.line_editor import CtrlC, line_reader, read_text
+from nanoinfer.cli.generate import note, read_text
 from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.terminal import filled, one_line, room, side_by_side, styled
+from nanoinfer.terminal import filled, one_line, room, styled, table
 
 if TYPE_CHECKING:
     from nanoinfer import LLM
@@ -39,58 +37,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read turns and answer them until the input ends. An error ends the turn in a terminal, else the command."""
+    """Read turns and answer them until the input ends. An error or Ctrl-C ends the turn in a terminal, else the command."""
     params = sampling_params(args)
     llm = load(args, needs_text=True)
     chat = Chat(llm, params, args.system, next(iter(llm.adapters), None))
-    if not sys.stdin.isatty():
-        read_line = line_reader("")
-        while (line := _next_line(read_line)) is not None and chat.handle(line):
-            pass
-        return
-    print(styled("Chat with the model. Ctrl-C stops an answer, and Ctrl-D ends the chat.", "dim"))
-    print(styled("/help lists the commands.", "dim"))
-    with CtrlC() as ctrl_c:
-        chat.stops = ctrl_c.stops
-        read_line = line_reader("> ")
-        while True:
-            try:
-                with ctrl_c.stops():
-                    line = _next_line(read_line)
-            except KeyboardInterrupt:  # clears the line
-                continue
-            except UnicodeError as error:
-                _show(error)
-                continue
-            try:
-                if line is None or not chat.handle(line):
-                    return
-            except (ValueError, OSError, RuntimeError) as error:  # the conversation is as it was before this turn
-                _show(error)
-
-
-def _show(error: Exception) -> None:
-    print(styled(filled(f"[{one_line(error)}]", room()), "red"))
-
-
-def _next_line(read_line: Callable[[], str]) -> str | None:
-    try:
-        return read_text(read_line)
-    except EOFError:
-        return None
+    in_terminal = sys.stdin.isatty()
+    if in_terminal:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - input() edits and recalls lines with it once it is loaded
+        print(styled("Chat with the model. Ctrl-C stops an answer, and Ctrl-D ends the chat.", "dim"))
+        print(styled("/help lists the commands.", "dim"))
+    while True:
+        try:
+            if not chat.handle(read_text(lambda: input("> " * in_terminal))):
+                return
+        except EOFError:
+            print("\n" * in_terminal, end="")
+            return
+        except KeyboardInterrupt:  # clears the line, or the turn that had not begun
+            if not in_terminal:
+                raise
+            print()
+        except (ValueError, OSError, RuntimeError) as error:  # the conversation is as it was before this turn
+            if not in_terminal:
+                raise
+            print(styled(filled(f"[{one_line(error)}]", room()), "red"))
 
 
 class Chat:
     """A conversation with a model: its messages, and what a line of input does to them.
 
-    `adapter`: the name of the adapter that answers; None: the base model. `stops`: makes a block in which Ctrl-C ends the
-    answer instead of the program. Raises ValueError if the model cannot chat, or does not take this system message.
+    `adapter`: the name of the adapter that answers; None: the base model. Raises ValueError if the model cannot chat, or
+    does not take this system message.
     """
 
     def __init__(self, llm: "LLM", params: SamplingParams, system: str | None = None, adapter: str | None = None):
         self.llm, self.params, self.adapter = llm, params, adapter
         self.messages: list[dict[str, str]] = []
-        self.stops: Callable[[], AbstractContextManager[None]] | None = None
         self._used = 0  # tokens of the conversation so far
         self._saved: set[Path] = set()
         if system:
@@ -113,7 +96,7 @@ class Chat:
         if command == "/quit":
             return False
         does = {
-            "/help": lambda: print(side_by_side([list(COMMANDS), list(COMMANDS.values())], room())),
+            "/help": lambda: print(table(["", ""], COMMANDS.items(), left=(0, 1))),
             "/reset": self.reset,
             "/system": lambda: self.set_system(argument) if argument else print(filled(self._system, room())),
             "/adapter": lambda: self.set_adapter(argument) if argument else self.show_adapters(),
@@ -148,20 +131,16 @@ class Chat:
         stream: Any = self.llm.stream(prompt, params, **options)
         pieces, stopped = [], False
         try:
-            with self.stops() if self.stops is not None else nullcontext():
-                for piece in stream:
-                    pieces.append(piece)
-                    print(piece.text, end="", flush=True)
+            for piece in stream:
+                pieces.append(piece)
+                print(piece.text, end="", flush=True)
         except KeyboardInterrupt:
-            if self.stops is None:
+            if not pieces or not sys.stdin.isatty():
                 raise
             stopped = True
         finally:
             stream.close()  # which frees the request's slots
         print()
-        if not pieces:
-            print(styled("[stopped before the answer began; your message is not kept]", "cyan"))
-            return
         self.messages = [*messages, {"role": "assistant", "content": "".join(piece.text for piece in pieces)}]
         last = pieces[-1]
         self._used = last.prompt_tokens + sum(len(piece.token_ids) for piece in pieces)
@@ -201,8 +180,8 @@ class Chat:
         """Print how many tokens the conversation uses, and the engine's numbers."""
         turns = sum(message["role"] == "user" for message in self.messages)
         stats = {"conversation": f"{turns} turns, {self._used} of {self.limit} tokens", **self.llm.engine.stats()}
-        values = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in stats.values()]
-        print(side_by_side([list(stats), values], room()))
+        rows = [(name, f"{value:.3g}" if isinstance(value, float) else value) for name, value in stats.items()]
+        print(table(["", ""], rows, left=(0, 1)))
 
     def save(self, file: str) -> None:
         """Write the messages as JSON, for `LLM.chat`. ValueError or OSError if no FILE is given, or if it already exists

@@ -2,9 +2,9 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nanoinfer.cli.line_editor import read_text
 from nanoinfer.cli.options import (
     GRAMMARS,
     SAMPLING,
@@ -59,6 +59,16 @@ def run(args: argparse.Namespace) -> None:
 def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
     """How much of the prompt was cached, and whether a limit cut the text off."""
     return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{', cut off' * (finish_reason == 'length')}"
+
+
+def read_text(read: Callable[[], str]) -> str:
+    """What `read` reads from standard input. ValueError if it is not text in the input's encoding, usually UTF-8."""
+    try:
+        text = read()
+        text.encode()  # some locales let other bytes through as surrogates
+    except UnicodeError as error:
+        raise ValueError("standard input is not UTF-8 text") from error
+    return text
 
 
 def _standard_input() -> str:

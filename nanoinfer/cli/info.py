@@ -7,7 +7,7 @@ from typing import Any
 
 import nanoinfer
 from nanoinfer.cli.options import add_engine_options, load
-from nanoinfer.terminal import room, side_by_side, styled
+from nanoinfer.terminal import styled, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +50,7 @@ def run(args: argparse.Namespace) -> None:
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip
-    names = [f"  {styled(name, 'cyan')}" for name, _ in rows]
-    print(side_by_side([names, [_compact(value) for _, value in rows]], room()))
+    print(table(["", ""], [(f"  {styled(name, 'cyan')}", _compact(value)) for name, value in rows], left=(0, 1)))
 
 
 def _adapter(adapter: Any) -> str:

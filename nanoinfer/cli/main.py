@@ -14,7 +14,6 @@ from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.cli import chat, generate, info, serve, simulate, trace
 from nanoinfer.cli.options import add_engine_options
-from nanoinfer.cli.ranks import run_other_rank
 from nanoinfer.terminal import one_line
 
 COMMANDS = {
@@ -25,6 +24,7 @@ COMMANDS = {
     trace: "show what the engine does, step by step, as text or as a web page",
     info: "show a model's configuration and how much memory it takes to serve it",
 }
+SPLIT_COMMANDS = ("generate", "chat", "serve")  # that torchrun may start
 DEMOS = {
     "prefix": "five requests that begin with the same text, with and without the radix cache",
     "adapters": "three styles from one batch, and what they share",
@@ -65,9 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(demo, but=("disable_radix_cache",))
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
-    # bench decode reads what each pass was about from the engine, after each step.
-    but = ("num_scheduler_steps", "tensor_parallel_size")
-    add_bench_commands(bench, lambda command: add_engine_options(command, but=but))
+    add_bench_commands(bench)
     for module, help in COMMANDS.items():
         module.add_arguments(commands.add_parser(module.__name__.rpartition(".")[2], help=help))
     return parser
@@ -91,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:  # a package that is not installed is named
         print(f"nanoinfer: error: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -103,5 +101,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _demo(args: argparse.Namespace) -> int | None:
     if args.steps is not None and args.what != "paged":
         raise ValueError(f"--steps {args.steps}: only demo paged has this option")
-    code: int | None = import_module(f"nanoinfer.cli.{args.what}_demo").run(args)
+    file = f"{args.what}_demo" if args.what in ("paged", "restart") else "demos"
+    code: int | None = getattr(import_module(f"nanoinfer.cli.{file}"), args.what)(args)
     return code
+
+
+def run_other_rank(args: argparse.Namespace) -> int | None:
+    """In a process that is not rank 0: serve rank 0, and return the exit code when that has ended. None in rank 0, and
+    without torchrun. ValueError if the command does not run so, or for another `--tensor-parallel-size`.
+    """
+    from nanoinfer.parallel.shard import torchrun_rank
+
+    shard = torchrun_rank()
+    if shard is None:
+        return None
+    command = f"{args.command} {args.what}" if args.command == "bench" else args.command
+    if command not in SPLIT_COMMANDS:
+        raise ValueError(f"{command}: must not be started by torchrun; {', '.join(SPLIT_COMMANDS)} can be")
+    size = getattr(args, "tensor_parallel_size", None)
+    if size not in (None, shard.size):
+        raise ValueError(f"--tensor-parallel-size {size}: must be torchrun's WORLD_SIZE={shard.size}, or left out")
+    if shard.rank == 0:
+        return None
+    from nanoinfer.parallel.meeting import Meeting
+    from nanoinfer.parallel.worker import serve_rank
+
+    return serve_rank(Meeting.under_torchrun())

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from nanoinfer.cli.ranks import world_size
 from nanoinfer.config import EngineConfig
 from nanoinfer.registry import REGISTRIES
 from nanoinfer.requests.keywords import ALIASES
@@ -151,11 +150,14 @@ def load(args: argparse.Namespace, needs_text: bool = False, **more: Any) -> "LL
 
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments, all but the model, that the options stand for."""
+    from nanoinfer.parallel.shard import torchrun_rank
+
     options = _given(args, ENGINE)
     if len(named := dict(options.get("adapters", ()))) < len(options.get("adapters", ())):
         raise ValueError(f"--adapter: a name is given twice, in {', '.join(name for name, _ in options['adapters'])}")
     options |= {"adapters": named, "drafter": tuple(options.get("drafter", ())) or None}
-    options.setdefault("tensor_parallel_size", world_size() or 1)
+    shard = torchrun_rank()
+    options.setdefault("tensor_parallel_size", 1 if shard is None else shard.size)
     return options
 
 

@@ -9,19 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from nanoinfer.cli.demos import OPENING, ROUNDS, title
 from nanoinfer.cli.options import llm_options
-from nanoinfer.cli.prefix_demo import OPENING, ROUNDS
-from nanoinfer.terminal import filled, room, shortened, side_by_side, styled
+from nanoinfer.terminal import filled, room, shortened, styled, table
 
 QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
 BEFORE = 3  # questions that are answered before the process ends
 NEW_TOKENS = 32
-PATIENCE_S = 60.0  # the demo shows what comes from files, however slow the disk is
 
 Message = dict[str, str]
 
 
-def run(args: argparse.Namespace) -> int:
+def restart(args: argparse.Namespace) -> int:
     """Chat in one process, and continue the chat in two others, one with the files of the first and one without. The exit
     code is 1 if the answers of these two differ."""
     model, options = args.model, llm_options(args)
@@ -30,16 +29,19 @@ def run(args: argparse.Namespace) -> int:
         without = {name: value for name, value in options.items() if not name.startswith("cache_dir")}
         first = _in_a_process(model, {**options, "cache_dir": folder}, [], QUESTIONS[:BEFORE], 1)
         messages = first["messages"]
-        left = [path.stat().st_size for path in Path(folder).glob("*.safetensors")]
+        left = [path.stat().st_size for path in Path(folder).rglob("*.safetensors")]
         ways = {"with its files": {**options, "cache_dir": folder}, "without": without}
         runs = {name: _in_a_process(model, given, messages, QUESTIONS[BEFORE:], ROUNDS) for name, given in ways.items()}
     limit = room()
-    print(styled(filled(f"Model {first['model']}: a chat of {len(QUESTIONS)} turns in two processes", limit), "bold"))
-    print(side_by_side(_columns(first["turns"], {name: run["turns"][0] for name, run in runs.items()}), limit, gap=3))
+    title(f"Model {first['model']}: a chat of {len(QUESTIONS)} turns in two processes")
+    turns = [(number, "first", turn) for number, turn in enumerate(first["turns"], start=1)]
+    turns += [(BEFORE + 1, f"new, {name}", run["turns"][0]) for name, run in runs.items()]
+    head = ("turn", "process", "prompt tokens", "from memory", "from files", "computed", "first token")
+    print(table(head, [(number, process, *_cells(turn)) for number, process, turn in turns], left=(1,)))
     size = f"{sum(left) / 2**20:.1f} MiB of K/V in {len(left)} file{'s' * (len(left) != 1)}"
     print("\n" + filled(f"Between turns {BEFORE} and {BEFORE + 1}, the process ended and left {size}.", limit))
     print(filled(f"Times of turn {BEFORE + 1} are medians of {ROUNDS} first tokens, each from an empty memory.", limit))
-    print(styled("\nThe chat", "bold"))
+    title("\nThe chat")
     answers = [run["messages"][-1]["content"] for run in runs.values()]
     for message in next(iter(runs.values()))["messages"]:
         print(filled(f"{message['role']}: {shortened(' '.join(message['content'].split()), 160)}", limit, "   "))
@@ -49,29 +51,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if same else 1
 
 
-def _columns(before: Sequence[Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    rows = [(str(number), "first", turn) for number, turn in enumerate(before, start=1)]
-    rows += [(str(BEFORE + 1), f"new, {name}", turn) for name, turn in after.items()]
-    heads = [
-        ("", "turn"),
-        ("", "process"),
-        ("prompt tokens", "  all  from memory  from files  computed"),
-        ("time to", "first token"),
-    ]
-    columns = [[styled(cell, "bold") for cell in head] for head in heads]
-    for number, process, turn in rows:
-        tiers, total = turn["tiers"], turn["prompt_tokens"]
-        memory, files = tiers["device"] + tiers["host"], tiers["disk"]
-        cells = (
-            f"{number:>4}",
-            process,
-            f"{total:5}  {memory:11}  {styled(f'{files:10}', 'green') if files else f'{files:10}'}  "
-            f"{total - memory - files:8}",
-            f"{1e3 * turn['ttft']:8.1f} ms",
-        )
-        for column, cell in zip(columns, cells, strict=True):
-            column.append(cell)
-    return columns
+def _cells(turn: Mapping[str, Any]) -> tuple[object, ...]:
+    tiers, total = turn["tiers"], turn["prompt_tokens"]
+    memory, files = tiers["device"] + tiers["host"], tiers["disk"]
+    found = styled(files, "green") if files else files
+    return total, memory, found, total - memory - files, f"{1e3 * turn['ttft']:.1f} ms"
 
 
 def _in_a_process(*job: Any) -> dict[str, Any]:
@@ -91,8 +75,6 @@ def serve(
     llm = LLM(model, **options)
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
-    if (disk := getattr(llm.engine.cache.storey, "below", None)) is not None:
-        disk.least_patience_s = PATIENCE_S
     size = min(200, llm.config.max_context_len // 2, llm.config.max_total_tokens // 2)
     llm.generate(
         [1] * size, SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)

@@ -4,13 +4,22 @@ import argparse
 import gc
 import logging
 import os
+import signal
 import sys
-from typing import Any
+import threading
+from importlib.util import find_spec
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from nanoinfer.cli.options import add_engine_options, load
-from nanoinfer.cli.serve_cluster import add_cluster_options, check_cluster_options, serve_cluster
+from nanoinfer.cli.options import add_engine_options, llm_options, load
+
+if TYPE_CHECKING:
+    from nanoinfer.cluster.serve.settings import ClusterSettings
+    from nanoinfer.server.settings import ServerSettings
 
 MAX_QUEUE = 256
+POLICIES = ("prefix", "round-robin", "least-loaded", "prefix-hash")
+NEED_REPLICAS = ("ray_address", "max_replicas", "policy", "costs", "threads")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cors-origin", **several, metavar="ORIGIN", help="pages from there may use it (default: none)")
     add("--adapter-root", metavar="FOLDER", help="adapters in it can be loaded over HTTP (default: none)")
     add("--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)")
-    add(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds to finish requests at the end (default: 30)",
-    )
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds to finish requests (default: 30)")
     add("--max-requests", type=int, default=4096, metavar="N", help="most requests at a time (default: 4096)")
     add("--show-prompts", action="store_true", help="the log has prompts, and the live page shows everybody's")
     add("--event-block-size", type=int, metavar="N", help="/block_events tells what the tree holds, in such blocks")
-    add_cluster_options(parser)
+    add = parser.add_argument_group("cluster (pip install nanoinfer[cluster])").add_argument
+    number: Any = {"type": int, "metavar": "N"}
+    add("--replicas", **number, help="serve with N engines, each in its own process, on Ray")
+    add("--ray-address", metavar="ADDRESS", help="local starts a Ray here, an address joins one (default: local)")
+    add("--max-replicas", **number, help="start more, up to N, while many prompt tokens wait (default: none)")
+    add("--policy", choices=POLICIES, help="which replica gets a request (default: prefix)")
+    add("--costs", metavar="FILE", help="what passes cost, as PassCosts.save writes it (default: measured)")
+    add("--threads", **number, help="threads of a replica (default: 1)")
     add_engine_options(parser, but=("model",))
     parser.set_defaults(run=run, begin=begin, max_queue=MAX_QUEUE)
 
@@ -54,10 +64,7 @@ def begin(args: argparse.Namespace) -> None:
     """Check what takes no time, and say what is loaded, before anything slow is imported."""
     from nanoinfer.server import check_installed
 
-    try:
-        check_installed()
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    check_installed()
     if args.name is not None and args.model is not None:
         raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
     if not 0 <= args.port <= 65535:
@@ -85,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
         drain_timeout_s=args.drain_timeout,
         max_requests=args.max_requests,
     )
-    check_cluster_options(args)
+    if args.replicas is None and (given := [name for name in NEED_REPLICAS if getattr(args, name) is not None]):
+        raise ValueError(f"--{given[0].replace('_', '-')}: needs --replicas N")
     raise_open_files_limit()
     if args.replicas is not None:
         serve_cluster(args, settings)
@@ -122,3 +130,63 @@ def _log_to_standard_error(show_prompts: bool) -> None:
         logger.addHandler(handler)
         logger.propagate = False
     logging.getLogger("nanoinfer.access").setLevel(logging.INFO)
+
+
+def cluster_settings(args: argparse.Namespace) -> "ClusterSettings":
+    """What the options ask for. A replica gets a processor for each thread of each of its ranks."""
+    from nanoinfer.cluster.costs import PassCosts
+    from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
+
+    threads, options = args.threads or 1, llm_options(args)
+    return ClusterSettings(
+        ReplicaSettings(args.model, options, threads, costs=None if args.costs is None else PassCosts.load(args.costs)),
+        args.replicas,
+        args.max_replicas,
+        cpus_per_replica=threads * options["tensor_parallel_size"],
+        policy=args.policy or "prefix",
+        drain_timeout_s=args.drain_timeout,
+    )
+
+
+def serve_cluster(args: argparse.Namespace, server: "ServerSettings") -> None:
+    """Deploy, and return when a signal has come and everything has been answered. A second signal ends it at once."""
+    if args.threads is not None and args.threads < 1:
+        raise ValueError(f"--threads {args.threads}: must be at least 1")
+    if find_spec("ray") is None:
+        raise ValueError("--replicas: needs Ray: pip install nanoinfer[cluster]")
+    from nanoinfer.cluster.ray_runtime import LOCAL, connect, disconnect, start_serve
+    from nanoinfer.server.run import bound_socket
+
+    settings = cluster_settings(args)
+    with bound_socket(args.host, args.port) as sock:
+        port = sock.getsockname()[1]
+    most = max(settings.replicas, settings.max_replicas or 0)
+    stop = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    def take_signals() -> None:  # Ray installs handlers of its own, which end the process
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, note)
+
+    take_signals()
+    was_started = connect(
+        args.ray_address or LOCAL, num_cpus=max(most * settings.cpus_per_replica, os.cpu_count() or 1)
+    )
+    take_signals()
+    try:
+        start_serve(args.host, port)
+        from nanoinfer.cluster.serve.applications import deploy, remove
+
+        deploy(settings, server)
+        take_signals()
+        host = f"[{args.host}]" if ":" in args.host else args.host
+        print(f"nanoinfer serves {args.model} on http://{host}:{port}, {settings.replicas} replicas", flush=True)
+        while not stop.wait(1.0):  # so that handlers run
+            pass
+        remove(settings)
+    finally:
+        disconnect(was_started)

@@ -18,41 +18,33 @@ MOST_RUNNING, LONGEST_CONTEXT = 256, 131_072  # of a replica: requests side by s
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
-        "Simulates replicas of an engine behind a router: hits, times to the first token and throughput of "
-        "each policy. The "
-        "replicas are the engine's own scheduler, radix tree and pools; only the model's passes are replaced by what "
-        "they cost."
+        "Simulates replicas of an engine behind a router: hits, times to the first token and throughput of each policy. "
+        "The replicas are the engine's own scheduler, tree and pools; a pass of the model takes the time it would cost."
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "what",
         nargs="?",
         choices=WHAT,
-        help="sweep: from 1 to 32 replicas; calibrate: measure a model's passes, for --costs; show: table and picture "
-        "of a file of --out (default: simulate once)",
+        help="sweep: 1 to 32 replicas; calibrate: measure a model's passes; show: a file of --out (default: simulate once)",
     )
-    parser.add_argument("--replicas", type=int, nargs="+", metavar="N", help="how many (default: 4; sweep: 1 ... 32)")
-    parser.add_argument(
-        "--policy", nargs="+", metavar="NAME", help="round-robin, least-loaded, prefix-hash, prefix (default: all)"
-    )
-    parser.add_argument("--trace", default="chat", help="the traffic; --trace help lists all (default: chat)")
-    parser.add_argument(
-        "--rate", type=float, metavar="R", help="requests per second and replica (default: 16.7, 1,000 users each)"
-    )
-    parser.add_argument("--seconds", type=float, default=30.0, help="of simulated time (default: 30)")
-    parser.add_argument(
-        "--warm-up", type=float, metavar="S", help="seconds that only fill caches (default: two thirds)"
-    )
-    parser.add_argument(
+    add("--replicas", type=int, nargs="+", metavar="N", help="how many (default: 4; sweep: 1 ... 32)")
+    add("--policy", nargs="+", metavar="NAME", help="round-robin, least-loaded, prefix-hash, prefix (default: all)")
+    add("--trace", default="chat", help="the traffic; --trace help lists all (default: chat)")
+    add("--rate", type=float, metavar="R", help="requests per second and replica (default: 16.7, 1,000 users each)")
+    add("--seconds", type=float, default=30.0, help="of simulated time (default: 30)")
+    add("--warm-up", type=float, metavar="S", help="seconds that only fill caches (default: two thirds)")
+    add(
         "--costs",
         default="h100-llama-8b",
-        help="h100-llama-8b, h200-llama-8b (published figures), or a file that `simulate calibrate` wrote",
+        help="h100-llama-8b, h200-llama-8b (published figures), or a file of calibrate",
     )
-    parser.add_argument("--slots", type=int, help="tokens of K/V per replica (default: by --costs, else 100,000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the traffic (default: 0)")
-    parser.add_argument("--processes", type=int, default=1, help="run so many simulations at a time (default: 1)")
-    parser.add_argument("--model", default="story", help="for calibrate (default: story)")
-    parser.add_argument("--out", type=os.path.expanduser, metavar="FILE.json", help="write the results, after each run")
-    parser.add_argument("--figure", type=os.path.expanduser, metavar="FILE.png", help="also draw the results")
+    add("--slots", type=int, help="tokens of K/V per replica (default: by --costs, else 100,000)")
+    add("--seed", type=int, default=0, help="of the traffic (default: 0)")
+    add("--processes", type=int, default=1, help="run so many simulations at a time (default: 1)")
+    add("--model", default="story", help="for calibrate (default: story)")
+    add("--out", type=os.path.expanduser, metavar="FILE.json", help="write the results, after each run")
+    add("--figure", type=os.path.expanduser, metavar="FILE.png", help="also draw the results")
     parser.set_defaults(run=run)
 
 

@@ -64,10 +64,7 @@ def run(args: argparse.Namespace) -> None:
         if not Path(path).parent.is_dir():
             raise ValueError(f"{path}: there is no folder {Path(path).parent}")
     if args.out is not None or args.png is not None:
-        try:
-            import nanoinfer.viz  # noqa: F401 - fails here, before anything is computed, where matplotlib is missing
-        except ImportError as error:
-            raise ValueError(str(error)) from error
+        import nanoinfer.viz  # noqa: F401 - fails here, before anything is computed, where matplotlib is missing
     if args.load is not None:
         trace: Trace | None = Trace.load(args.load)
     elif args.prompt:

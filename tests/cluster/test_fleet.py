@@ -11,8 +11,7 @@ import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.cache.block_events import EventBatch, Snapshot
-from nanoinfer.cli.serve import add_arguments
-from nanoinfer.cli.serve_cluster import cluster_settings
+from nanoinfer.cli.serve import add_arguments, cluster_settings
 from nanoinfer.cluster.policies import POLICIES, PrefixHash, make_policy
 from nanoinfer.cluster.policy import RoutedRequest
 from nanoinfer.cluster.serve.fleet import Fleet, QueuedTokens

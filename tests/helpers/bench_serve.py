@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.bench.serve import client, traffic
-from nanoinfer.bench.serve.client import Packets
-from nanoinfer.bench.serve.figures import Goodput
-from nanoinfer.bench.serve.servers import ServerSpec
+from nanoinfer.bench import load
+from nanoinfer.bench.serve import Goodput
+from nanoinfer.bench.servers import ServerSpec
 from tests.helpers import fake_server
 from tests.helpers.waiting import HANG_S, until_async
 
@@ -42,7 +41,7 @@ def text_event(text: str, reason: str | None = None) -> str:
     return "data: " + json.dumps({"choices": [{"text": text, "finish_reason": reason}]}, ensure_ascii=False)
 
 
-def cut(data: bytes, places: list[int]) -> Packets:
+def cut(data: bytes, places: list[int]) -> list[tuple[float, bytes]]:
     """`data` in packets; the time of a packet is its number."""
     edges = [0, *sorted(places), len(data)]
     return [(float(i), data[a:b]) for i, (a, b) in enumerate(pairwise(edges))]
@@ -65,9 +64,9 @@ class Ticking:
     def __init__(self, patch: pytest.MonkeyPatch):
         self.now, self.over = 0.0, None
         names = {"sleep": self._sleep, "wait_for": self._wait_for, "gather": asyncio.gather}
-        patch.setattr(traffic, "asyncio", SimpleNamespace(TaskGroup=asyncio.TaskGroup, **names))
-        patch.setattr(traffic, "time", self)
-        patch.setattr(client, "time", self)
+        names |= {"TaskGroup": asyncio.TaskGroup, "open_connection": asyncio.open_connection}
+        patch.setattr(load, "asyncio", SimpleNamespace(**names))
+        patch.setattr(load, "time", self)
 
     over: Callable[[], bool] | None
     process_time = staticmethod(time.process_time)

@@ -1,24 +1,17 @@
-"""The exercises as an nbgrader course: its metadata and, where nbgrader is installed, what it makes of them."""
+"""The exercises as an nbgrader course: its metadata, and what cannot be exported."""
 
 import copy
-import importlib.util
-import json
-import os
 import re
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notebooks.build import kernel_environment
 from notebooks.course.exercises import exercises_of
-from notebooks.to_nbgrader import export, main, nbgrader_notebook
+from notebooks.to_nbgrader import main, nbgrader_notebook
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import NotebookError, number_of
-from tests.sample_series import code, save, series
+from tests.sample_series import code, series
 
 SOLUTIONS = [path for path in sources(ROOT) if path.parent.name == "solutions"]
 
@@ -97,42 +90,3 @@ def test_the_command_writes_a_course_and_keeps_its_configuration(
     config.write_text("# mine")
     assert main([str(tmp_path)]) == 0
     assert config.read_text() == "# mine"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("nbgrader") is None, reason="nbgrader is not installed")
-def test_nbgrader_gives_full_marks_for_solutions_and_none_for_stubs(tmp_path: Path, checks_folder: Path) -> None:
-    root, course = tmp_path / "project", tmp_path / "course"
-    content = series()
-    content["cells"][1]["source"] += (
-        f"\nimport notebooks.course.checks as checks\nchecks.__path__.append({str(checks_folder)!r})"
-    )
-    save(root / "notebooks" / "solutions", "90_sample.ipynb", content)
-    (source,) = export(course, root)
-
-    def nbgrader(*arguments: str) -> None:
-        command = [sys.executable, "-m", "nbgrader", *arguments]
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # nbgrader calls alembic
-        environment = {**kernel_environment(ROOT), "PATH": path}
-        done = subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    nbgrader("generate_assignment", "90_sample")
-    released = read(course / "release" / "90_sample" / "90_sample.ipynb")
-    assert "### BEGIN SOLUTION" not in json.dumps(released)
-    partly = copy.deepcopy(released)
-    partly["cells"][4]["source"] = "def twice(number):\n    return number + number"
-    partly["cells"][7]["source"] = "print('no check')"
-    cheat = copy.deepcopy(released)
-    cheat["cells"][2]["source"] = "def check(*args): ..."
-    for name, handed_in in (("right", read(source)), ("stub", released), ("partly", partly), ("cheat", cheat)):
-        save(course / "submitted" / name / "90_sample", "90_sample.ipynb", handed_in)
-    nbgrader("autograde", "90_sample", "--create")
-    with sqlite3.connect(course / "gradebook.db") as database:
-        marks = database.execute(
-            "select student_id, sum(coalesce(manual_score, auto_score, 0)) from grade"
-            " join submitted_notebook on grade.notebook_id = submitted_notebook.id"
-            " join submitted_assignment on submitted_notebook.assignment_id = submitted_assignment.id"
-            " group by student_id"
-        ).fetchall()
-    assert dict(marks) == {"right": 4, "stub": 0, "partly": 1, "cheat": 0}

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,11 +58,6 @@ class TestSync:
         assert sources[0] == "# in pack/box.py\ndef third(): ..."
         assert "rounded down" in sources[1]
 
-    def test_what_is_no_notebook_is_an_error(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (root / "bad.ipynb").write_text("{}")
-        assert main([str(root / "bad.ipynb")]) == 1
-        assert "bad.ipynb: is not a notebook" in capsys.readouterr().err
-
     def test_generated_notebooks_are_no_sources(self, root: Path) -> None:
         folder = root / "notebooks"
         empty = notebook()
@@ -71,13 +65,6 @@ class TestSync:
         written = [save(folder, "00_start.ipynb", empty)]
         written += [save(folder / "solutions", "04_box.ipynb", empty), save(folder / "demos", "chat.ipynb", empty)]
         assert sources(root) == written
-
-    def test_written_notebooks_are_formatted_as_jupyter_does(self, root: Path) -> None:
-        nbformat = pytest.importorskip("nbformat")
-        path = save(root, "a.ipynb", notebook(markdown("ü"), code("# in pack/box.py\ndef half(): ...")))
-        assert main(["--write", str(path)]) == 0
-        assert nbformat.writes(nbformat.read(path, as_version=4)) + "\n" == path.read_text()
-        nbformat.validate(json.loads(path.read_text()))
 
 
 def test_a_class_shown_whole_gains_a_method(root: Path) -> None:

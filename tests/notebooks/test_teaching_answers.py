@@ -17,7 +17,6 @@ from selenium.webdriver.common.keys import Keys
 
 from notebooks.build import build
 from notebooks.course import answer
-from notebooks.course.answers import folded_html, plain_text
 from notebooks.tools.files import ROOT, as_text, read, write
 from notebooks.tools.tidy import output_problems
 from tests.nbval_run import nbval
@@ -100,16 +99,6 @@ def test_the_output_goes_on_as_before_and_an_empty_answer_shows_nothing(built: P
 
 
 @pytest.mark.slow
-def test_html_is_inside_as_it_is_and_an_answer_may_hold_another(built: Path) -> None:
-    (frame,) = outputs(built, 5)
-    assert "<iframe></iframe>" in mime(frame, "text/html")
-    (nested,) = outputs(built, 6)
-    html = mime(nested, "text/html")
-    assert html.count("<details>") == 2
-    assert html.index("Show the answer") < html.index("Inside") < html.index("deep")
-
-
-@pytest.mark.slow
 def test_the_saved_output_is_compared_like_any_other(built: Path) -> None:
     content = read(built)
     assert output_problems(content, "sample") == []
@@ -157,10 +146,3 @@ def test_a_widget_is_shown_below_the_fold(built: Path) -> None:
     folded, widget = outputs(built, 7)
     assert mime(folded, "text/plain") == "text"
     assert mime(widget, "text/html") == "a still"
-
-
-def test_what_has_no_html_is_shown_as_text() -> None:
-    assert "<pre>1 &lt; 2</pre>" in folded_html([({"text/plain": "1 < 2"}, {})])
-    assert folded_html(["x"], "A < B").startswith("<details><summary>A &lt; B</summary>")
-    assert plain_text(["a", "b\n", ({"image/png": "", "text/plain": "1 2 3"}, {}), "1 2\n3\nd\n"]) == "ab\n1 2\n3\nd"
-    assert plain_text(["1\n", ({"text/plain": "12"}, {})]) == "1\n12"

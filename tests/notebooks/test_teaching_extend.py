@@ -1,8 +1,6 @@
 """notebooks.course.extend: a class that grows over several cells."""
 
 import itertools
-import pickle
-from abc import ABC, abstractmethod
 from typing import Any
 
 import pytest
@@ -65,31 +63,6 @@ class TestExtend:
             assert namespace["count"] is itertools.count
             assert namespace["Thing"]().count() == answer
             assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
-
-    def test_a_class_is_no_longer_abstract_once_its_methods_are_there(self) -> None:
-        class Shape(ABC):
-            @abstractmethod
-            def area(self) -> int: ...
-
-        class Square(Shape):
-            pass
-
-        with pytest.raises(TypeError, match="abstract"):
-            Square()
-
-        @extend(Square)
-        def area(self: Any) -> int:
-            return 4
-
-        assert Square().area() == 4
-
-    def test_a_bound_method_can_be_pickled(self) -> None:
-        @extend(Grown)
-        def more(self: Any) -> int:
-            return self.start + 1
-
-        assert Grown.more.__module__ == __name__
-        assert pickle.loads(pickle.dumps(Grown().more))() == 4
 
     def test_what_is_no_class_or_no_member_is_refused(self) -> None:
         with pytest.raises(TypeError, match="must be given the class"):

@@ -4,7 +4,7 @@ import pytest
 
 from nanoinfer.cluster import LeastLoaded, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
-from notebooks.course.replicas import COSTS, Chat, ClusterRun, compare_runs, serve_chats
+from notebooks.course.replicas import COSTS, Chat, ClusterRun, serve_chats
 
 COST = PassCosts(1.0, 0.125, 0.0, 0.0)
 ONE, OTHER = list(range(10, 50)), list(range(60, 100))
@@ -75,10 +75,3 @@ def test_a_router_is_told_later_where_reports_take_time() -> None:
     serve_chats(CHATS[:1], policy, replicas=["A"], report_seconds=0.5)
     assert policy.batches[:2] == [("A", 0), ("A", -1)]
     assert [seq for _, seq in policy.batches[2:]] == list(range(1, len(policy.batches) - 1))
-
-
-def test_compare_prints_one_line_per_run(capsys: pytest.CaptureFixture[str], alone: ClusterRun) -> None:
-    compare_runs({"alone": alone})
-    head, line = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["requests", "per", "replica"]
-    assert line.split()[:2] == ["alone", "2"]

@@ -6,7 +6,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.frontends.async_engine import AsyncEngine
-from notebooks.course.thread_spans import COROUTINES, STEP, joined, thread_spans
+from notebooks.course.thread_spans import COROUTINES, STEP, thread_spans
 
 
 def test_steps_and_callbacks_are_noted_with_their_threads_and_put_back() -> None:
@@ -34,20 +34,3 @@ def test_what_was_changed_is_put_back_after_an_error_too() -> None:
         raise KeyError
     assert asyncio.Handle._run is run
     assert "step" not in vars(llm.engine)
-
-
-def test_neighbours_are_joined_by_thread_and_kind() -> None:
-    spans = [
-        ("b", "x", 0.5, 0.6),
-        ("a", "x", 0.0, 1.0),
-        ("a", "x", 1.25, 2.0),
-        ("a", "y", 2.0, 3.0),
-        ("a", "x", 4.0, 5.0),
-    ]
-    assert joined(spans, 0.25) == [
-        ("a", "x", 0.0, 2.0),
-        ("b", "x", 0.5, 0.6),
-        ("a", "y", 2.0, 3.0),
-        ("a", "x", 4.0, 5.0),
-    ]
-    assert joined([("a", "x", 0.0, 5.0), ("a", "x", 1.0, 2.0)], 0) == [("a", "x", 0.0, 5.0)]

@@ -113,19 +113,6 @@ class TestTrySlots:
         assert slots.text == f"ValueError: {refused.value}"
         assert 'role="alert"' in message(slots)
 
-    def test_fragmentation_shows_where_neighbours_are_asked_for(self, slots: TrySlots) -> None:
-        slots.amount.value = 8
-        slots.alloc_button.click()
-        for slot in (0, 2, 4):
-            slots.slot_buttons[slot].click()
-        slots.amount.value = 3
-        slots.neighbours_button.click()
-        assert slots.text == "None: 3 slots asked for, 3 free, but not side by side. No slot is taken."
-        slots.alloc_button.click()
-        assert slots.owners["request 1"] == [0, 2, 4]
-        slots.alloc_button.click()
-        assert slots.text == "None: 3 slots asked for, 0 free. No slot is taken."
-
     def test_free_all_takes_back_what_was_allocated_here_only(self) -> None:
         used = pool()
         used.alloc(2)
@@ -134,20 +121,6 @@ class TestTrySlots:
         slots.alloc_button.click()
         slots.reset_button.click()
         assert used.free_slots().tolist() == [2, 3, 4, 5, 6, 7]
-
-    def test_with_pages_a_press_frees_the_page(self) -> None:
-        slots = try_slots(pool(16, page_size=4))
-        slots.amount.value = 8
-        slots.alloc_button.click()
-        slots.slot_buttons[5].click()
-        assert slots.owners == {"request 0": [0, 1, 2, 3]}
-        slots.amount.value = 3
-        slots.alloc_button.click()
-        assert "ValueError" in message(slots)
-
-    def test_too_large_a_pool_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="at most 64"):
-            try_slots(pool(65))
 
 
 @pytest.mark.slow

@@ -1,12 +1,9 @@
 """Workloads in counts of steps: what `serve` counts, and that its numbers are those of the engine."""
 
-import pytest
-
-from nanoinfer import viz
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.scheduler import Scheduler
 from notebooks.course import BEAR, FOX, HELLO
-from notebooks.course.workloads import Request, compare, draw, new_engine, serve
+from notebooks.course.workloads import Request, new_engine, serve
 
 
 def test_a_request_arrives_before_its_step_and_makes_its_tokens() -> None:
@@ -50,19 +47,3 @@ def test_a_scheduler_without_retraction_ends_with_an_error_that_the_run_tells() 
     assert "slots" in run.error
     assert [str(output.finish_reason) for output in run.outputs.values()] == ["abort", "abort"]
     assert serve(workload, max_total_tokens=40, schedule_conservativeness=0.001).error == ""
-
-
-def test_compare_prints_one_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
-    compare({"one": serve([Request(FOX, 3)]), "another": serve([Request(FOX, 3), Request(FOX, 3, at=3)])})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["one", "3", "1", "2", "16", "0", "0", "0%"]
-    assert lines[2].split() == ["another", "6", "2", "4", "19", "0", "0", "46%"]
-
-
-def test_draw_displays_the_timeline_of_a_traced_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[viz.Picture] = []
-    monkeypatch.setattr("notebooks.course.workloads.display", shown.append)
-    draw(serve([Request(FOX, 3)]), "One request")
-    assert shown[0].alt.startswith("3 steps, 1 EXTEND, 2 DECODE")
-    with pytest.raises(ValueError, match="traced=False"):
-        draw(serve([Request(FOX, 3)], traced=False), "Nothing")

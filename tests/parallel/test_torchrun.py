@@ -15,8 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from nanoinfer import LLM
-from nanoinfer.cli.main import main
-from nanoinfer.cli.ranks import run_other_rank
+from nanoinfer.cli.main import main, run_other_rank
 from nanoinfer.parallel import communicator
 from tests.helpers.rank_processes import PARAMS, PROMPT, until_ended
 from tests.helpers.waiting import HANG_S

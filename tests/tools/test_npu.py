@@ -1,10 +1,7 @@
 """Ascend NPUs: messages where something is missing, which operator runs, and, on an NPU, that numbers equal the CPU's."""
 
 import inspect
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,28 +22,6 @@ def no_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
 
 
-def write_package(path: Path, source: str) -> None:
-    """A torch_npu to be imported from `path`, which torch finds and loads by itself, as the real one."""
-    (path / "torch_npu").mkdir()
-    (path / "torch_npu" / "__init__.py").write_text(source)
-    (path / "torch_npu-9.9.dist-info").mkdir()
-    (path / "torch_npu-9.9.dist-info" / "METADATA").write_text("Name: torch_npu\nVersion: 9.9\n")
-    (path / "torch_npu-9.9.dist-info" / "entry_points.txt").write_text(
-        "[torch.backends]\ntorch_npu = torch_npu:_autoload\n"
-    )
-
-
-NO_CANN = "raise ImportError('libhccl.so: cannot open shared object file: No such file or directory')\n"
-
-
-@pytest.fixture
-def torch_npu_without_cann(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_package(tmp_path, NO_CANN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    return tmp_path
-
-
 @pytest.fixture
 def fake_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """torch_npu as it shows itself on a machine with two NPUs."""
@@ -64,12 +39,6 @@ def test_without_torch_npu_it_is_said_to_be_missing(no_torch_npu: None) -> None:
         import_torch_npu()
     with pytest.raises(ValueError, match="torch_npu is not installed"):
         LLM("story", device="npu")
-
-
-def test_without_cann_the_library_that_is_missing_is_named(torch_npu_without_cann: Path) -> None:
-    with pytest.raises(ValueError, match=r"device='npu': torch_npu is installed .* CANN .*libhccl\.so"):
-        resolve_device("npu")
-    assert resolve_device("auto").type in ("cpu", "cuda")
 
 
 def test_without_a_device_that_is_said(fake_npu: SimpleNamespace) -> None:
@@ -94,21 +63,6 @@ def test_with_everything_there_it_is_picked(fake_npu: SimpleNamespace, monkeypat
     with pytest.raises(ValueError, match="device='npu:2'"):
         resolve_device("npu:2")
     assert chosen == ["npu", "npu:1", "npu", "npu:2"]
-
-
-@pytest.mark.slow
-def test_importing_with_torch_npu_but_without_cann_says_what_to_do(tmp_path: Path) -> None:
-    """torch loads torch_npu when it is imported, and fails with it."""
-    write_package(tmp_path, NO_CANN)
-    root = Path(__file__).parent.parent.parent
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}
-    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    command = [sys.executable, "-c", "from nanoinfer import LLM"]
-    failed = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert failed.returncode == 1
-    last = failed.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: torch_npu is installed but cannot be loaded; is CANN installed")
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in last
 
 
 # --- the operator ------------------------------------------------------------------------------------------------

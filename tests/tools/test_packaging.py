@@ -46,13 +46,6 @@ def test_a_dependency_ends_before_the_major_version_after_the_tested_one(depende
     assert Version(f"{tested.major + 1}.0") not in requirement.specifier
 
 
-def test_every_extra_but_the_pinned_one_has_upper_bounds() -> None:
-    for extra, requirements in PYPROJECT["project"]["optional-dependencies"].items():
-        for requirement in map(Requirement, requirements):
-            operators = {specifier.operator for specifier in requirement.specifier}
-            assert requirement.name == "nanoinfer" or operators in ({">=", "<"}, {"=="}), f"{extra}: {requirement}"
-
-
 # --- the page --------------------------------------------------------------------------------------------------------
 
 

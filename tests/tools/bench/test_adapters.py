@@ -11,7 +11,7 @@ import pytest
 from nanoinfer.adapters.peft_files import read_adapter
 from nanoinfer.adapters.projections import projections
 from nanoinfer.bench import adapters
-from nanoinfer.bench.adapters import Batch, format_adapters, make_adapters, measure_adapters, projection_shapes
+from nanoinfer.bench.adapters import Batch, format_adapters, make_adapters, measure_adapters
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.workloads import NUM_REQUESTS
 from nanoinfer.cli.main import main
@@ -26,18 +26,12 @@ def test_an_adapter_adds_to_every_projection_and_can_be_read(
     path = checkpoint(family)
     network = LLM(path, dtype="float32").model.model
     made = make_adapters(path, tmp_path, rank=3, count=2, dtype="float32")
-    assert projection_shapes(path) == {name: (p.columns, p.in_features) for name, p in projections(network).items()}
-    one, other = (read_adapter(folder, network) for folder in made.values())
+    one, other = (read_adapter(Path(folder), network) for folder in made.values())
     assert one.keys() == other.keys() == projections(network).keys()
     assert {part.rank for part in one.values()} == {3}
     name = next(iter(one))
     assert not one[name].a.equal(other[name].a)
     assert one[name].b.abs().max() > 0, "or it would add nothing"
-
-
-def test_a_checkpoint_without_projections_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        projection_shapes(tmp_path)
 
 
 def test_every_engine_serves_every_batch_in_every_round(checkpoint: Callable[..., Path]) -> None:
@@ -103,9 +97,3 @@ def test_the_command_writes_json_and_peft_gives_the_same_tokens(
     runs = json.loads(file.read_text())["runs"]
     assert len(runs) == 3 * (1 + bool(compare))
     assert all(run["same_requests"] == [16, 16] for run in runs)
-
-
-@pytest.mark.parametrize("argv", [["--ranks", "0"], ["--adapters", "0"], ["--rounds", "0"], ["--threads", "0"]])
-def test_bad_options_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "adapters", *argv]) == 2
-    assert f"{argv[0]} 0" in capsys.readouterr().err

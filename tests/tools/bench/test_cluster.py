@@ -2,16 +2,25 @@
 
 import asyncio
 from collections import Counter
-from importlib.util import find_spec
 from random import Random
 
 import pytest
 
 from nanoinfer.bench import command
-from nanoinfer.bench.cluster.figures import figures_of, ideal_hits
-from nanoinfer.bench.cluster.session import POLICIES, SLEEPING_VOCABULARY, format_cluster, setups, start_results
-from nanoinfer.bench.cluster.traffic import Exchange, Size, burst, chat, run_traffic
-from nanoinfer.cli.main import main
+from nanoinfer.bench.cluster import (
+    POLICIES,
+    SLEEPING_VOCABULARY,
+    Size,
+    burst,
+    chat,
+    figures_of,
+    format_cluster,
+    ideal_hits,
+    run_traffic,
+    setups,
+    start_results,
+)
+from nanoinfer.bench.load import Exchange
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 from tests.helpers.fake_sessions import fake_settings
@@ -19,9 +28,8 @@ from tests.helpers.fake_sessions import fake_settings
 
 def test_an_infinite_cache_has_the_longest_beginning_that_it_was_given() -> None:
     rng, given, hits = Random(0), list[list[int]](), 0
-    exchanges = [Exchange([rng.randint(0, 2) for _ in range(rng.randint(1, 8))], float(i)) for i in range(300)]
-    for each in exchanges:
-        tokens = each.prompt
+    exchanges = [([rng.randint(0, 2) for _ in range(rng.randint(1, 8))], Exchange(float(i))) for i in range(300)]
+    for tokens, _ in exchanges:
         hits += max(
             (next((i for i, t in enumerate(tokens[:-1]) if old[i : i + 1] != [t]), len(tokens) - 1) for old in given),
             default=0,
@@ -49,9 +57,9 @@ def test_conversations_go_on_and_bursts_are_new_to_everybody() -> None:
 
 def test_figures_count_hits_waits_and_what_is_wrong() -> None:
     exchanges = [
-        Exchange([1, 2, 3, 4], 0.0, 1.0, 2.0, 0, [5, 6]),
-        Exchange([1, 2, 3, 9], 1.0, 1.5, 4.0, 3, [5, 7]),
-        Exchange([1, 2, 3, 4, 5, 6, 8], 3.0, error="gone"),
+        ([1, 2, 3, 4], Exchange(0.0, times=[1.0, 2.0], token_ids=[5, 6], cached_tokens=0)),
+        ([1, 2, 3, 9], Exchange(1.0, times=[1.5, 4.0], token_ids=[5, 7], cached_tokens=3)),
+        ([1, 2, 3, 4, 5, 6, 8], Exchange(3.0, error="gone")),
     ]
     found = figures_of(exchanges, [[5, 6], [5, 6], [1, 1]])
     assert found == {
@@ -97,19 +105,12 @@ def test_sessions_are_held_over_http_and_each_turn_has_the_answers_before_it() -
     size = Size(seconds=0.01, chats=2, systems=1, system=20, question=5, answer=4, turns=2)
     server = llm.serve(port=0)
     try:
-        exchanges = asyncio.run(run_traffic(int(server.url.rpartition(":")[2]), "story", chat(size, 0)))
+        exchanges = asyncio.run(run_traffic(int(server.url.rpartition(":")[2]), "story", chat(size, 0), 4))
     finally:
         server.stop()
-    assert [each.error for each in exchanges] == [None] * 4
-    answers = setups("story")["threads"].answers([each.prompt for each in exchanges], 4)
-    assert [each.output for each in exchanges] == answers
-    assert sorted(len(each.prompt) for each in exchanges) == [25, 25, 34, 34]
-    assert all(each.sent < each.first_token <= each.end for each in exchanges)
-    assert sum(each.cached_tokens for each in exchanges) > 0
-
-
-@pytest.mark.parametrize("option", ["--seconds", "--rounds"])
-def test_there_must_be_something_to_do(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "cluster", option, "0"]) == 2
-    error = capsys.readouterr().err
-    assert (option if find_spec("ray") else "nanoinfer[cluster]") in error
+    assert [each.error for _, each in exchanges] == [None] * 4
+    answers = setups("story")["threads"].answers([prompt for prompt, _ in exchanges], 4)
+    assert [each.token_ids for _, each in exchanges] == answers
+    assert sorted(len(prompt) for prompt, _ in exchanges) == [25, 25, 34, 34]
+    assert all(each.due < each.times[0] for _, each in exchanges)
+    assert sum(each.cached_tokens or 0 for _, each in exchanges) > 0

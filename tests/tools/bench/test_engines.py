@@ -121,11 +121,6 @@ def test_an_engine_that_does_not_load_says_why() -> None:
         pass
 
 
-def test_something_that_is_no_worker_is_a_failure() -> None:
-    with pytest.raises(EngineFailure, match=r"exit code 3\ngone"):
-        Worker([sys.executable, "-c", "import sys; print('gone', file=sys.stderr); sys.exit(3)"])
-
-
 def process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -155,28 +150,13 @@ def test_engines_are_read_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("nanoinfer", None),
-        ("nanoinfer:quantization=int8,page_size=4", "int8"),
-        ("nanoinfer:weights=int8", None),
-        ("openvino:weights=int4", "int4"),
-        ("vllm:quantization=fp8", None),
-    ],
-)
-def test_an_engine_has_a_kind_of_weights(text: str, kind: str | None) -> None:
-    assert parse_engine(text).weights == kind
-
-
-@pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("tgi", "'tgi'"),
         ("vllm=/no/such/python", "'/no/such/python'"),
         ("vllm:max_num_seqs=4=/no/such/python", "'/no/such/python'"),
-        ("vllm:max_num_seqs=4=", "''"),
-        ("nanoinfer:page_size", "'page_size'"),
-        ("nanoinfer:page_size,seed=3", "'page_size'"),
+        ("vllm:max_num_seqs=4=", "option=value"),
+        ("nanoinfer:page_size", "option=value"),
         ("missing.py", r"'missing\.py'"),
         ("nanoinfer", "nanoinfer"),
     ],

@@ -45,13 +45,6 @@ def test_both_dtypes_hold_the_same_numbers_and_logits_are_apart(tmp_path: Path) 
     assert out.prompt_tokens > 0
 
 
-@pytest.mark.parametrize("name", ["small", "huge-float32", "small-int8"])
-def test_a_folder_is_named_after_size_and_dtype(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=name):
-        make_checkpoint(tmp_path / name)
-    assert not (tmp_path / name).exists()
-
-
 def test_rotary_pairs_become_neighbours() -> None:
     rows = torch.arange(2 * 8)[:, None].float()  # two heads of size 8; a row's value is its number
     moved = pairs_as_neighbours(rows, heads=2)[:, 0].tolist()

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,11 @@ from nanoinfer.bench.quality import (
     SAMPLED,
     format_quality,
     measure_quality,
-    our_engines,
     sampled_texts,
     written_texts,
 )
 from nanoinfer.bench.session import Settings
-from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.fake_sessions import FAKE
 
 
@@ -100,16 +96,6 @@ def test_sampled_text_is_the_same_each_time_and_begins_each_text_anew() -> None:
     assert texts != sampled_texts(path, 60, seed=4, at_once=2)
 
 
-def test_a_model_without_a_beginning_cannot_sample(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    config = json.loads((checkpoint() / "config.json").read_text())
-    for file in checkpoint().iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps({**config, "bos_token_id": None}))
-    with pytest.raises(ValueError, match="bos_token_id"):
-        sampled_texts(tmp_path, 10)
-
-
 def test_documents_are_read_as_the_model_was_trained_on_them(tmp_path: Path) -> None:
     file, path = tmp_path / "some.jsonl", resolve_model_path("story")
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}]
@@ -122,14 +108,3 @@ def test_documents_are_read_as_the_model_was_trained_on_them(tmp_path: Path) -> 
     file.write_text('{"text": "x"}\n{"words": 3}')
     with pytest.raises(ValueError, match=r"some\.jsonl, line 2"):
         written_texts(path, file, 1000)
-
-
-def test_every_kind_of_weights_is_compared_with_float32(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(QUANTIZATIONS, "mine", object)
-    names = our_engines()
-    assert names[:2] == ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
-    assert {f"nanoinfer:dtype={dtype},quantization=mine" for dtype in ("float32", "bfloat16")} < set(names)
-    assert main(["bench", "quality", "--text", "/no/such/file.jsonl"]) == 2
-    assert "/no/such/file.jsonl" in capsys.readouterr().err

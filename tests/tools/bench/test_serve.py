@@ -1,22 +1,19 @@
 """`bench serve`: sessions, servers that fail, and the command. No times."""
 
 import json
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nanoinfer.bench import serve as serve_module
+from nanoinfer.bench.load import Lengths
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure
-from nanoinfer.bench.results import continued, write_results
-from nanoinfer.bench.serve import session as session_module
-from nanoinfer.bench.serve.report import format_serve
-from nanoinfer.bench.serve.servers import MODEL, ServerSpec, parse_servers
-from nanoinfer.bench.serve.session import Loads, measure_serve, start_results
-from nanoinfer.bench.serve.traffic import Lengths
+from nanoinfer.bench.results import continued, keeper
+from nanoinfer.bench.serve import Loads, format_serve, measure_serve, start_results
+from nanoinfer.bench.servers import MODEL, ServerSpec, parse_servers
 from nanoinfer.bench.session import Settings
 from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
@@ -84,24 +81,6 @@ def test_a_server_that_is_none_is_refused(text: str) -> None:
         parsed(text)
 
 
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({"clients": (0,)}, "--concurrency 0"),
-        ({"shares": (0.0,)}, "--rates 0"),
-        ({"seconds": float("nan")}, "--seconds nan"),
-    ],
-)
-def test_loads_out_of_range_are_named(changes: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ValueError, match=wrong):
-        Loads(**changes)
-
-
-def test_a_model_whose_context_is_too_short_is_refused() -> None:
-    with pytest.raises(ValueError, match="1024"):
-        start_results(STORY, Loads(lengths=Lengths(new_tokens=1000)), Settings([]))
-
-
 # --- a session -------------------------------------------------------------------------------------------------------
 
 
@@ -121,49 +100,26 @@ def test_all_servers_have_every_load_and_the_rates_are_shares_of_what_the_first_
 
 
 @pytest.mark.slow
-def test_other_servers_are_started_by_their_own_programs(tmp_path: Path) -> None:
-    program = tmp_path / "program"  # stands for vLLM's Python, and llama-server
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec {sys.executable} {FAKE} "$@"\n')
-    program.chmod(0o755)
-    shutil.copytree(STORY, tmp_path / "story")
-    (tmp_path / "story.gguf").touch()
-    servers = [parsed(f"{name}={program}") for name in ("vllm", "llama-server")]
-    results = measured(small(clients=(2,), shares=()), *servers, path=tmp_path / "story")
-    assert all(run["finished"] for run in results["runs"])
-    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "--port" in line]
-    starts = ("-m vllm.entrypoints.cli.main serve", "--model")
-    assert [line.startswith(start) for line, start in zip(calls, starts, strict=True)] == [True] * 2
-
-
-@pytest.mark.slow
 def test_a_server_that_fails_is_reported_and_the_others_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "WARM_UP_S", 0.0)  # so that the mortal one dies in a run
+    monkeypatch.setattr(serve_module, "WARM_UP_S", 0.0)  # so that the mortal one dies in a run
     troubled = [fake("absent", trouble="start"), fake("angry", trouble="500"), fake("mortal", trouble="die", after=1)]
     results = measured(small(), fake("first"), *troubled)
     runs = runs_by_server(results)
     assert not any("error" in run for run in runs["first"])
     assert all("cannot read the model" in run["error"] for run in runs["absent"])
-    assert {run["error"] for run in runs["angry"]} == {"500: no room"}
+    assert all("no room" in run["error"] for run in runs["angry"])
     text = format_serve(results)
-    for words in ("absent", "angry", "500: no room", "ended with exit code 7 | first line | the last words"):
+    for words in ("absent", "angry", "no room", "ended with exit code 7 | first line | the last words"):
         assert words in text.partition("FAILED")[2]
     assert "the last words" in capsys.readouterr().err
     assert str(Path.home()) not in json.dumps(results["runs"])
 
 
 def test_if_no_server_starts_the_run_ends() -> None:
-    with pytest.raises(EngineFailure, match="absent"):
+    with pytest.raises(ValueError, match="absent"):
         measured(small(), fake("absent", trouble="start"))
-
-
-@pytest.mark.slow
-def test_without_a_closed_loop_of_the_first_server_there_are_no_rates() -> None:
-    results = measured(small(), fake("angry", trouble="500"), fake("other"))
-    errors = [run.get("error", "") for run in results["runs"] if run["workload"] == "open 0.5"]
-    assert all("angry" in error for error in errors)
-    assert "| 50%: 0.0/s" in format_serve(results)
 
 
 def test_some_errors_are_counted_and_the_first_is_told() -> None:
@@ -176,7 +132,7 @@ def test_some_errors_are_counted_and_the_first_is_told() -> None:
 def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
     loads, settings, file = small(), Settings([fake("first")], 2), str(tmp_path / "serve.json")
     fresh = start_results(STORY, loads, settings)
-    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, lambda results: write_results(file, results))
+    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, keeper(file))
     before = json.loads(Path(file).read_text())["runs"]
     results = measure_serve(STORY, loads, settings, continued(file, start_results(STORY, loads, settings)))
     assert results["runs"][:3] == before
@@ -193,8 +149,9 @@ def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
     [
         (["--resume"], "--json"),
         (["--compare", "vllm=/nowhere"], "'/nowhere'"),
-        (["--new-tokens", "1"], "--new-tokens 1"),
         (["--rounds", "0"], "--rounds 0"),
+        (["--concurrency", "1", "0"], "--concurrency 0"),
+        (["--seconds", "nan"], "--seconds nan"),
     ],
 )
 def test_the_command_refuses_what_is_out_of_range(

@@ -60,32 +60,6 @@ def test_reset_forgets_all_but_the_system_message(chat: Chat) -> None:
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
 
 
-def test_a_system_message_is_set_changed_and_shown(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    chat.handle("/system")
-    assert "there is no system message" in capsys.readouterr().out
-    for line in ("Hello", "/system Be brief.", "/system  Be very  brief. "):
-        assert chat.handle(line)
-    assert [message["role"] for message in chat.messages] == ["system", "user", "assistant"]
-    assert chat.messages[0]["content"] == "Be very  brief."
-    capsys.readouterr()
-    chat.handle("/system")
-    assert capsys.readouterr().out == "Be very  brief.\n"
-
-
-def test_a_system_message_that_the_template_refuses_changes_nothing(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}x"
-    monkeypatch.setattr(chat.llm.tokenizer.hf_tokenizer, "chat_template", template)  # type: ignore[union-attr]
-    chat.messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    before = list(chat.messages)
-    with pytest.raises(ValueError, match="no system role"):
-        chat.handle("/system Be brief.")
-    assert chat.messages == before
-    with pytest.raises(ValueError, match="no system role"):
-        Chat(chat.llm, GREEDY, "Be brief.")
-
-
 def test_stats_tell_the_conversation_and_the_engine(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
     chat.handle("Hello")
     capsys.readouterr()
@@ -115,12 +89,6 @@ def test_save_overwrites_no_other_file(chat: Chat, tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="/save FILE"):
         chat.handle("/save")
-
-
-def test_quit_ends_and_a_blank_line_does_not(chat: Chat) -> None:
-    assert chat.handle("   ")
-    assert chat.messages == []
-    assert not chat.handle("/quit")
 
 
 def test_a_space_in_front_makes_a_slash_text(chat: Chat) -> None:

@@ -2,10 +2,8 @@
 
 import io
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.trace import Trace
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
-from tests.helpers.interrupts import raising
-from tests.helpers.waiting import until
 
 
 def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,16 +27,6 @@ def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None
     assert out.startswith("Once upon a time")
     assert len(out) > len("Once upon a time\n")
     assert run(argv, capsys)[1] == out
-
-
-def test_generate_tells_cached_tokens_of_several_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["generate", "One day", "One day, a fox", "--max-new-tokens", "4", "--max-running-requests", "1"]
-    code, out, err = run(argv, capsys)
-    assert code == 0
-    assert "cached" not in out
-    cached = [int(n) for n in re.findall(r"prompt tokens, (\d+) cached", err)]
-    assert cached[0] == 0
-    assert cached[1] > 0
 
 
 def test_generate_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +71,6 @@ def test_generate_gives_n_completions_of_each_prompt(capsys: pytest.CaptureFixtu
     assert re.findall(r"completion (\d of 3): ", err) == ["1 of 3", "2 of 3", "3 of 3"]
 
 
-def test_chat_reuses_the_turns_before(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nWhat color is the sky?\n"))
-    code, out, _ = run(["chat", "--temperature", "0", "--max-new-tokens", "24"], capsys)
-    assert code == 0
-    counts = [(int(a), int(b)) for a, b in re.findall(r"\[(\d+) prompt tokens, (\d+) cached", out)]
-    assert len(counts) == 2
-    assert counts[0][1] == 0
-    assert counts[1][1] >= counts[0][0], "the whole first prompt is cached in the second turn"
-
-
 @pytest.mark.parametrize("module", ["nanoinfer.cli.main", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(module: str) -> None:
     code = f"""import runpy, signal, sys
@@ -107,11 +83,6 @@ sys.argv = ["nanoinfer", "info"]
 runpy.run_module("nanoinfer", run_name="__main__")"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
-
-
-def test_a_file_that_cannot_be_written_is_named_without_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, err = run(["bench", "decode", "--json", "/no-such-folder/x.json"], capsys)
-    assert err == "nanoinfer: error: /no-such-folder/x.json: No such file or directory\n"
 
 
 def test_a_tilde_is_the_home_directory(
@@ -243,20 +214,3 @@ def test_wrong_adapters_are_refused_in_one_line(options: list[str], name: str, c
     code, out, err = run(["generate", "x", *options], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert name in err
-
-
-def test_an_answer_that_ctrl_c_stops_in_a_pass_counts_as_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("story", max_running_requests=2, max_total_tokens=256)
-    before = llm.engine.stats()
-    forward_batch = llm.engine.model_runner.forward_batch
-
-    def interrupted(*args: object) -> object:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
-        until(lambda: llm.engine.turns.later, "the end of the call")
-        return forward_batch(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(llm.engine.model_runner, "forward_batch", interrupted)
-    with raising(signal.SIGINT, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
-        llm.generate("Once", SamplingParams(max_new_tokens=12, temperature=0.0))
-    after = llm.engine.stats()
-    assert (after.aborted, after.failed) == (before.aborted + 1, before.failed)

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.cli.sessions_demo import MAX_NEW_TOKENS, PROMPTS
+from nanoinfer.cli.demos import SESSION_TOKENS, SESSIONS
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.command_line import run
 
-ROW = re.compile(r" +(\d)   (first|new, with its files|new, without) +(\d+) +(\d+) +(\d+) +(\d+) +[\d.]+ ms")
+ROW = re.compile(r" +(\d)  (first|new, with its files|new, without) +(\d+) +(\d+) +(\d+) +(\d+) +[\d.]+ ms")
 
 
 def test_requests_with_a_common_prefix_compute_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["demo"], capsys)
     assert code == 0
     assert "\033[" not in out, "colours only on a terminal"
-    rows = [line.split() for line in out.splitlines() if re.match(r" +\d  +\d+ +\d+ ", line)]
+    rows = [line.split() for line in out.splitlines() if re.match(r" *\d +\d+ +\d+ ", line)]
     assert len(rows) == 5
     for i, (number, prompt, cached, extended, *_) in enumerate(rows):
         assert int(number) == i
@@ -69,9 +69,9 @@ def test_sessions_are_the_run_of_the_seed(story: LLM, capsys: pytest.CaptureFixt
     assert code == 0
     blocks = out.rstrip("\n").split("\n\n### ")
     engine = InferenceEngine(story.model)
-    for i, (prompt, block) in enumerate(zip(PROMPTS, blocks, strict=True)):
+    for i, (prompt, block) in enumerate(zip(SESSIONS, blocks, strict=True)):
         head, text = block.removeprefix("### ").split("\n", 1)
-        tokens = engine.generate(prompt, MAX_NEW_TOKENS, do_sample=False)
+        tokens = engine.generate(prompt, SESSION_TOKENS, do_sample=False)
         assert head == f"request {i}"
         assert text == (prompt + story.tokenizer.decode(tokens)).rstrip()  # type: ignore[union-attr]
         words = re.findall(r"[A-Za-z]+", text)

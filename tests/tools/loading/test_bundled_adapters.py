@@ -45,39 +45,6 @@ def test_every_couplet_that_the_grammar_can_write_rhymes(data: Scripts) -> None:
     assert [couplet for couplet in written if not rhymes.rhyme(*couplet.split("\n"))] == []
 
 
-def test_a_word_does_not_rhyme_with_itself_or_with_another_family(data: Scripts) -> None:
-    rhyme = data.rhymes.rhyme
-    assert rhyme('so high in the Tree,"', "and came home for tea!")
-    assert not rhyme("under a tree,", "up in the tree.")
-    assert not rhyme("under a tree,", "on top of the hill.")
-    assert not rhyme("under a tree,", "named Lily")
-    assert not rhyme("", "")
-
-
-def test_a_story_in_rhymes_is_seven_couplets(data: Scripts) -> None:
-    rhymes, rng = data.rhymes, random.Random(1)
-    for _ in range(300):
-        text = rhymes.tell(rng)
-        pairs = rhymes.couplets(text)
-        assert text.count("\n\n") == 3, text
-        assert len(pairs) == 7, text
-        assert all(rhymes.rhyme(*pair) for pair in pairs), text
-        assert not set("{}") & set(text), text
-
-
-def test_a_story_of_the_sea_starts_as_any_other_and_ends_there(data: Scripts) -> None:
-    sea, rng = data.sea, random.Random(2)
-    for _ in range(300):
-        text = sea.tell(rng)
-        assert sea.ends_at_sea(text), text
-        assert text.count("\n\n") == 2, text
-        assert not set("{}") & set(text), text
-    plain = [data.stories.tell(rng).text for _ in range(300)]
-    assert not any(map(sea.ends_at_sea, plain))
-    firsts = [plot.paragraphs[0] for plot in data.stories.PLOTS]
-    assert [plot.paragraphs[0] for plot in sea.PLOTS] == firsts, "every plot, in its order"
-
-
 @pytest.mark.parametrize("style", ["rhymes", "sea"])
 def test_documents_follow_from_the_seed_and_tell_of_whom_they_were_asked(data: Scripts, style: str) -> None:
     def draw(seed: int) -> list[dict[str, object]]:

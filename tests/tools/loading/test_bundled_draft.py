@@ -42,20 +42,7 @@ def acceptance() -> Iterator[ModuleType]:
     yield from import_script("acceptance")
 
 
-@pytest.fixture(scope="module")
-def train_draft() -> Iterator[ModuleType]:
-    yield from import_script("train_draft")
-
-
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_files_take_less_than_two_megabytes_and_hold_bfloat16() -> None:
-    files = [path for path in DRAFT.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"config.json", "generation_config.json", "model.safetensors"}
-    assert sum(path.stat().st_size for path in files) < 2_000_000
-    kept = AutoModelForCausalLM.from_pretrained(DRAFT)
-    assert {parameter.dtype for parameter in kept.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -68,15 +55,6 @@ def test_vocabulary_and_positions_are_those_of_the_story_model(field: str) -> No
 
 def test_the_bundled_name_is_the_folder_in_data() -> None:
     assert resolve_model_path("story-draft") == DRAFT
-
-
-def test_a_model_beyond_the_limit_is_not_saved(
-    train_draft: ModuleType, draft: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    large = train_draft.build_draft(draft.config, layers=3, hidden_size=256, intermediate_size=512)
-    with pytest.raises(ValueError, match=r"limit 2,097,152"):
-        train_draft.save_draft(large, tmp_path / "draft")
-    assert not (tmp_path / "draft").exists()
 
 
 # --- passes ----------------------------------------------------------------------------------------------------------

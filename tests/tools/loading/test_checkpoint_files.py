@@ -128,12 +128,6 @@ def test_a_git_lfs_pointer_in_a_checkpoint_is_named(name: str, checkpoint: Check
         LLM(path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_of_a_checkpoint_is_no_checkpoint(name: str, checkpoint: Checkpoint) -> None:
-    with pytest.raises(FileNotFoundError, match=name):
-        LLM(checkpoint("llama") / name)
-
-
 def test_a_tilde_is_the_home_directory(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").symlink_to(checkpoint("llama"))

@@ -134,16 +134,6 @@ def test_an_original_context_beside_the_rope_goes_before_the_one_in_it(
     assert ModelConfig.from_pretrained(old) == ModelConfig.from_pretrained(new)
 
 
-def test_an_original_context_beside_ropes_of_several_types_of_layers_is_not_read(
-    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
-) -> None:
-    ropes = {"full_attention": YARN_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}
-    changes = {"rope_parameters": ropes, "original_max_position_embeddings": 64}
-    path = edited(checkpoint("gemma3"), tmp_path / "two", **changes)
-    assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 16
-    check_same_model(path, oracle(path))
-
-
 @pytest.mark.parametrize(
     ("stored", "asked", "served"),
     [

@@ -15,7 +15,6 @@ from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.loader import load_model
 from nanoinfer.server import make_app
 from tests.helpers.checkpoints import edited
-from tests.helpers.command_line import run as run_command
 from tests.helpers.engines import finish
 from tests.helpers.loading import PROMPT, Checkpoint
 from tests.helpers.servers import ask
@@ -183,11 +182,3 @@ def test_several_completions_where_the_default_is_greedy(checkpoint: Checkpoint,
 
 def test_the_bundled_model_has_none(story: LLM) -> None:
     assert story.model.sampling_defaults == {}
-
-
-def test_info_shows_them(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "temperature 2, top_p 0.9, top_k 30, min_p 0.001, repetition_penalty 1.3"
-    for options, shown in ((), said), (("--generation-config", "none"), "none"):
-        _, out, _ = run_command(["info", "--model", str(path), *options], capsys)
-        (line,) = (line for line in out.splitlines() if "sampling defaults" in line)
-        assert line.partition("sampling defaults")[2].strip() == shown

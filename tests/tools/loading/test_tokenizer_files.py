@@ -107,28 +107,6 @@ def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize(
-    ("files", "named"),
-    [
-        *(({f"{name}__json": b"no json"}, f"{name}.json") for name in ("special_tokens_map", "added_tokens")),
-        *(({"tokenizer_config__json": content}, "tokenizer_config.json") for content in (b"no json", b"[]")),
-        ({"tokenizer__json": None, "vocab__json": b'{"a": 0}'}, "merges.txt"),
-        *(
-            ({"chat_template__jinja": None, "chat_template__json": content}, "chat_template.json")
-            for content in (b"{% for m in messages %}", b'"a template"', b"{}", b'{"chat_template": {"default": ""}}')
-        ),
-    ],
-    ids=str,
-)
-def test_another_unreadable_file_is_named_and_not_the_readable_one(
-    files: dict[str, bytes | None], named: str, tmp_path: Path
-) -> None:
-    path = story_files(tmp_path / "broken", **files)
-    with pytest.raises(UnsupportedModelError, match=re.escape(named)) as caught:
-        Tokenizer.from_pretrained(path)
-    assert "tokenizer.json" not in str(caught.value)
-
-
 # --- tokenizer.model -------------------------------------------------------------------------------------------------
 
 
@@ -196,12 +174,6 @@ def test_a_tokenizer_json_goes_before_mistrals_own_format(
     assert tokenizer is not None
     assert asked == [False]
     assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
-
-
-def test_a_readable_tokenizer_json_goes_before_a_tokenizer_model(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_pretrained(story_files(tmp_path / "both", tokenizer__model=b"no pieces"))
-    assert tokenizer is not None
-    assert tokenizer.encode("Once upon") == Tokenizer.from_pretrained(STORY).encode("Once upon")  # type: ignore[union-attr]
 
 
 def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
-from notebooks.course.explore import (
-    Control,
-    Frame,
-    Lane,
-    Lanes,
-    Number,
-    Numbers,
-    Span,
-)
 from notebooks.course.explore.__main__ import CATALOGUE, main
 from notebooks.course.explore.explorable import shared
 from tests.helpers.explorables import make
-
-LANES = [Lane("request 0", [Span(0, 2, "decode")])]
 
 
 def test_a_missing_combination_is_named() -> None:
@@ -54,13 +43,6 @@ def test_parts_put_back_are_what_they_were() -> None:
     assert len(json.dumps([packed, parts])) < 0.5 * len(json.dumps(value))
 
 
-def test_only_the_drawings_that_are_needed_are_in_the_page() -> None:
-    frames = {(i,): Frame([Numbers("n", [Number("a", str(i))])], "x") for i in range(2)}
-    text = make(controls=[Control("a", "a", [0, 1])], frames=frames).html()
-    assert "draw.numbers =" in text
-    assert "draw.tree =" not in text
-
-
 def test_the_page_names_no_other_resource() -> None:
     text = make().html().replace("http://www.w3.org/2000/svg", "")
     assert re.findall(r"(?:https?:)?//[a-z]", text) == []
@@ -85,31 +67,8 @@ def test_in_a_notebook_the_frame_comes_first_and_then_a_picture_for_where_there_
     assert picture["image/png"].startswith("iVBOR")
 
 
-def test_the_command_names_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in (
-        (["nothing"], "no such explorable"),
-        (["--out", str(tmp_path / "no")], "no such folder"),
-    ):
-        with pytest.raises(SystemExit):
-            main(arguments)
-        assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_command_writes_the_page_that_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CATALOGUE, "sampling", lambda llm: make(title=f"Made with {llm.model.name}"))
     main(["sampling", "--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["sampling.html"]
     assert "Made with" in (tmp_path / "sampling.html").read_text(encoding="utf-8")
-
-
-def test_numbers_below_the_lanes_are_round_and_not_at_the_ends() -> None:
-    assert Lanes("a", 62, LANES).ticks() == [((n - 0.5) / 62, str(n)) for n in (10, 20, 30, 40, 50)]
-    ticks = Lanes("a", 2, LANES, widths=[100, 400], whole=588, scale=["time →", "588 units"]).ticks()
-    assert ticks == [(n / 588, str(n)) for n in (100, 200, 300, 400)]
-    assert Lanes("a", 2, LANES).ticks() == []
-
-
-def test_columns_are_as_wide_as_they_are_said_to_be() -> None:
-    assert Lanes("a", 2, LANES).edges() == [0, 0.5, 1]
-    assert Lanes("a", 2, LANES, widths=[1, 3], whole=8).edges() == [0, 0.125, 0.5]

@@ -1,11 +1,9 @@
 """Every kind of panel of an explorable in headless Chromium, driven by the keyboard."""
 
-import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from notebooks.course.explore import (
@@ -100,20 +98,6 @@ def test_the_keyboard_alone_reaches_every_combination_and_each_shows_its_frame(p
     assert page.get_log("browser") == []
 
 
-def test_buttons_step_and_stop_at_the_ends_without_losing_the_focus(page: "Chrome") -> None:
-    more = page.find_element(By.CSS_SELECTOR, "[aria-label='slots: one more']")
-    slider = page.find_element(By.ID, "control-0")
-    for expected in (2, 2):
-        more.send_keys(Keys.ENTER)
-        assert page.execute_script("return explorable.chosen[0]") == expected
-    assert page.switch_to.active_element == more
-    assert more.get_attribute("aria-disabled") == "true"
-    assert (slider.get_attribute("value"), slider.get_attribute("aria-valuetext")) == ("2", "16")
-    page.find_element(By.CSS_SELECTOR, "[aria-label='slots: one less']").click()
-    assert drawn(page)["sentence"] == "8 slots, few."
-    assert more.get_attribute("aria-disabled") == "false"
-
-
 def test_nothing_is_fetched(page: "Chrome", page_path: Path) -> None:
     page.execute_script("explorable.show([2, 1])")
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
@@ -152,18 +136,6 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
         found = browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
         assert found == HOSTILE, selector
     assert browser.get_log("browser") == []
-
-
-def test_the_page_fits_its_width_and_what_is_pressed_is_large_enough(page: "Chrome") -> None:
-    page.execute_script("explorable.show([2, 1])")
-    for width, touch in itertools.product((1180, 900, 320), (False, True)):
-        with device(page, width, 800, touch=touch):
-            overflow, sizes = page.execute_script("""
-                const pressed = [...document.querySelectorAll("button, input, select")];
-                return [document.documentElement.scrollWidth - document.documentElement.clientWidth,
-                  pressed.map((element) => element.getBoundingClientRect()).map((box) => [box.width, box.height])];""")
-            assert overflow <= 0, (width, touch)
-            assert np.min(sizes) >= 36, (width, touch)
 
 
 def test_every_control_has_a_label_and_what_scrolls_can_be_reached(page: "Chrome") -> None:

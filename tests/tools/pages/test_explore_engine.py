@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.config import EngineConfig
-from nanoinfer.frontends.llm import make_engine
 from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
 from notebooks.course.explore.explorable import Explorable
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.panels.tree import Tree
-from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival, Run, moments, one_thread, serve
+from notebooks.course.explore.runs import Arrival, Run, moments, one_thread, serve
 from tests.tools.pages.conftest import Recorded, live
 
 
@@ -102,78 +100,12 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
                 assert bars[i].look == ("highlight" if other == i else "padding")
 
 
-def test_a_larger_page_never_finds_more_and_a_page_of_one_wastes_nothing(recorded: Recorded) -> None:
-    runs = recorded(page_sizes.record_page_sizes)
-    found = [run.stats[-1].cached_tokens for run in runs.values()]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1] > 0
-    assert [sum(page_sizes.found_tokens(run.trace.state())) for run in runs.values()] == found
-    assert not any(page_sizes.empty_slots(runs[1].trace.state(step)) for step in range(1, len(runs[1].trace) + 1))
-    explorable = recorded(page_sizes.page_sizes)
-    lost = [shown_numbers(explorable, (i, 0))["lost to whole pages"] for i in range(len(found))]
-    assert [int(text.split()[0]) for text in lost] == [found[0] - each for each in found]
-
-
 # --- pool size -------------------------------------------------------------------------------------------------------
 
 
 def indices_of(setting: tuple[int, float]) -> tuple[int, int]:
     size, share = setting
     return pool_sizes.SIZES.index(size), list(pool_sizes.SHARES).index(share)
-
-
-def test_a_flag_is_where_a_decode_needed_more_than_could_be_had(recorded: Recorded) -> None:
-    explorable, total = recorded(pool_sizes.pool_sizes), 0
-    for setting, run in recorded(pool_sizes.record_pool_sizes).items():
-        indices = indices_of(setting)
-        lanes, shown = panel(explorable, indices, Lanes), moments(run)
-        short = [m.step - 1 for m in shown if m.mode == "DECODE" and m.room.needed > m.room.obtainable]
-        assert [flag.step for flag in lanes.flags] == short
-        assert shown_numbers(explorable, indices)["retractions"] == str(run.stats[-1].retractions)
-        assert shown_numbers(explorable, indices)["cached tokens evicted"] == str(run.stats[-1].evicted_tokens)
-        for moment, held in zip(shown, lanes.strip.steps, strict=False):
-            assert sum(size for _, size in held) == setting[0] - moment.free
-        total += run.stats[-1].retractions
-    assert total > 2
-
-
-def test_a_share_is_what_the_engine_sets_aside_at_first(story: LLM) -> None:
-    for share, factor in pool_sizes.SHARES.items():
-        config = EngineConfig(ROWS, 64, CONTEXT, schedule_conservativeness=factor)
-        ratio = make_engine(story.model, config).scheduler.new_token_ratio
-        assert ratio.value == pytest.approx(share, abs=1e-3)
-    assert ratio.floor == 1, "with all of it set aside, nothing is ever retracted"
-
-
-def test_with_all_set_aside_no_request_is_retracted_and_a_second_run_takes_as_many_steps(
-    story: LLM, recorded: Recorded
-) -> None:
-    explorable = recorded(pool_sizes.pool_sizes)
-    runs = recorded(pool_sizes.record_pool_sizes)
-    for i, size in enumerate(pool_sizes.SIZES):
-        assert runs[size, 1].stats[-1].retractions == 0
-        for j, (share, factor) in enumerate(pool_sizes.SHARES.items()):
-            settings = {"schedule_policy": "fcfs", "schedule_conservativeness": factor}
-            steps = len(list(live(story, pool_sizes.ARRIVALS, size, **settings)))
-            bars = panel(explorable, (i, 0), Bars).bars
-            assert bars[j].value == steps == len(runs[size, share].stats)
-            assert [bar.look == "highlight" for bar in panel(explorable, (i, j), Bars).bars].index(True) == j
-
-
-def test_the_smallest_pool_makes_requests_wait_and_the_largest_has_no_trouble(recorded: Recorded) -> None:
-    runs = recorded(pool_sizes.record_pool_sizes)
-    small, large = pool_sizes.SIZES[0], pool_sizes.SIZES[-1]
-    for (size, _), run in runs.items():
-        waits = "waiting" in {phase for m in moments(run) for phase in m.phases.values()}
-        assert waits or size != small
-        if size == large:
-            assert not waits
-            assert run.stats[-1].retractions == run.stats[-1].evicted_tokens == 0
-    assert any(not run.stats[-1].retractions and run.stats[-1].evicted_tokens for run in runs.values()), (
-        "one only evicts"
-    )
-    sentences = [frame.sentence for frame in recorded(pool_sizes.pool_sizes).frames.values()]
-    assert len(set(sentences)) == len(sentences)
 
 
 def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
@@ -187,34 +119,6 @@ def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> No
 
 
 # --- chunk size ------------------------------------------------------------------------------------------------------
-
-
-def test_between_two_tokens_of_a_running_request_at_most_one_chunk_is_computed(recorded: Recorded) -> None:
-    for size, run in recorded(chunk_sizes.record_chunk_sizes).items():
-        since = most = 0
-        for event in run.trace.events:
-            entries = {entry.request: entry for entry in event.batch}
-            if event.mode == "EXTEND" and chunk_sizes.LONG in entries:
-                since += entries[chunk_sizes.LONG].end - entries[chunk_sizes.LONG].start
-            if event.is_step and chunk_sizes.RUNNING in entries:
-                most, since = max(most, since), 0
-        prompt = len(run.trace.requests[chunk_sizes.LONG].prompt)
-        assert most == size if size else most > prompt - 16
-
-
-def test_smaller_chunks_shorten_the_gap_and_delay_the_first_token(recorded: Recorded) -> None:
-    runs = recorded(chunk_sizes.record_chunk_sizes)
-    times = [chunk_sizes.times_of(run, moments(run)) for run in runs.values()]
-    gaps, firsts = [each.gap for each in times], [each.first_token for each in times]
-    assert gaps == sorted(set(gaps))
-    assert firsts == sorted(set(firsts), reverse=True)
-    explorable = recorded(chunk_sizes.chunk_sizes)
-    for i, (run, each) in enumerate(zip(runs.values(), times, strict=True)):
-        lanes = panel(explorable, (i,), Lanes)
-        assert list(lanes.widths) == [chunk_sizes.READING_WEIGHTS + m.num_tokens for m in moments(run)]
-        assert sum(lanes.widths[lanes.at : lanes.until + 1]) == each.gap, "the frame is around the gap"
-        assert [bar.value for bar in panel(explorable, (i,), Bars).bars] == gaps
-        assert [bar.value for bar in panel(explorable, (i,), Bars, 1).bars] == firsts
 
 
 # --- eviction --------------------------------------------------------------------------------------------------------
@@ -273,32 +177,3 @@ def test_every_tree_shown_is_the_live_one(story: LLM, recorded: Recorded) -> Non
 
 def marks_of(tree: Any) -> set[str]:
     return {node.mark for root in (tree.before, tree.root) for node in root.walk()}
-
-
-def test_an_arrow_leads_from_a_node_to_the_parts_that_became_of_it(story: LLM) -> None:
-    splits = 0
-    for step in tree_steps.Play(story).run():
-        tree = tree_steps.frame_of(step, 1).panels[0]
-        assert isinstance(tree, Tree)
-        assert tree.before is not None
-        slots = {str(number): set(node.value) for number, node in step.before.nodes.items()}
-        parts: dict[str, set[int]] = {}
-        for node in tree.root.walk():
-            if node.was:
-                value = set(step.after.nodes[int(node.key)].value)
-                assert value <= slots[node.was]
-                assert not parts.get(node.was, set()) & value
-                parts[node.was] = parts.get(node.was, set()) | value
-                splits += node.mark == "split"
-        gone = {node.key for node in tree.before.walk() if node.mark == "evicted"} | {"0"}
-        assert set(parts) == set(slots) - gone
-        assert all(parts[key] == slots[key] for key in parts)
-    assert splits == 2
-
-
-def test_requests_are_admitted_in_order_of_arrival(recorded: Recorded) -> None:
-    for run in recorded(pool_sizes.record_pool_sizes).values():
-        first = [
-            min(m.step for m in moments(run) if m.phases.get(i) == "extend") for i in range(len(pool_sizes.ARRIVALS))
-        ]
-        assert first == sorted(first)

@@ -24,7 +24,7 @@ from notebooks.course.explore.verify_steps import verify_steps
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import device, drawn, press
+from tests.helpers.chromium import device, press
 from tests.tools.pages.conftest import sampled
 
 if TYPE_CHECKING:
@@ -124,10 +124,6 @@ def _node(node: Node, root: Node) -> list[str]:
     return [(node.text or "root").strip(), node.key, node.mark, look]
 
 
-TALLEST = """return Math.max(...arguments[0].map((indices) => {
-    explorable.show(indices); return document.documentElement.scrollHeight; }))"""
-
-
 @pytest.fixture(scope="module", params=MAKERS, ids=lambda make: make.__name__)
 def explorable(request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable]) -> Explorable:
     return recorded(request.param)
@@ -152,14 +148,6 @@ def focus(page: "Chrome", name: str) -> None:
     raise AssertionError(f"Tab does not reach {name}")
 
 
-def test_it_shows_the_frame_at_the_start(page: "Chrome", explorable: Explorable) -> None:
-    assert read_page(page) == expected_page(explorable.start)
-    assert page.execute_script("return document.querySelector('h1').textContent") == explorable.title
-    assert not page.get_log("browser")
-    assert "http" not in "".join(str(entry) for entry in page.get_log("performance") if "requestWillBeSent" in str(entry)
-                                 and '"url":"http' in str(entry))  # fmt: skip
-
-
 def test_keys_move_every_control_through_all_its_values(page: "Chrome", explorable: Explorable) -> None:
     indices = [control.start for control in explorable.controls]
     for number, control in enumerate(explorable.controls):
@@ -181,14 +169,6 @@ def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", explo
             assert page.execute_script("return document.documentElement.scrollWidth") <= 360
             assert page.execute_script(TABLE_OVERFLOW) <= 0
             assert read_page(page) == expected_page(explorable.frames[indices])
-
-
-def test_nothing_has_to_be_scrolled_in_the_frame_of_a_notebook(page: "Chrome", explorable: Explorable) -> None:
-    with device(page, 600, explorable.height):
-        page.refresh()
-        drawn(page)
-        tallest = page.execute_script(TALLEST, [list(indices) for indices in explorable.frames])
-        assert tallest == explorable.height
 
 
 def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:

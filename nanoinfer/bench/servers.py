@@ -14,7 +14,8 @@ from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.peers.nanoinfer import source_digest
 from nanoinfer.bench.processes import EngineFailure
 
-SERVERS = ("nanoinfer", "vllm", "llama-server")
+PYTHON_SERVERS = {"nanoinfer": ("nanoinfer", "serve"), "vllm": ("vllm.entrypoints.cli.main", "serve")}
+SERVERS = (*PYTHON_SERVERS, "llama-server")
 MODEL = "bench"  # what requests call the model
 REGION = 2304  # tokens of context that one request of llama.cpp has at most
 PARALLEL = 32  # requests that llama-server serves at a time
@@ -38,12 +39,9 @@ class ServerSpec:
     def command(self, checkpoint: Checkpoint, threads: int, port: int) -> list[str]:
         """The command that starts it. EngineFailure if a file that it needs is missing."""
         here, options = {"host": "127.0.0.1", "port": port}, dict(self.options)
-        if self.kind == "nanoinfer":
-            words = [self.program, "-m", "nanoinfer", "serve", checkpoint.path]
-            return [*words, *flags({**here, "served_model_name": MODEL, **options})]
-        if self.kind == "vllm":
-            words = [self.program, "-m", "vllm.entrypoints.cli.main", "serve", checkpoint.path]
-            return [*words, *flags({**here, "served_model_name": MODEL, **options})]
+        if self.kind in PYTHON_SERVERS:
+            named = {**here, "served_model_name": MODEL, **options}
+            return [self.program, "-m", *PYTHON_SERVERS[self.kind], checkpoint.path, *flags(named)]
         if self.kind == "llama-server":
             weights = options.pop("weights", None)
             file = f"{checkpoint.path}.{weights}.gguf" if weights else f"{checkpoint.path}.gguf"
@@ -63,25 +61,16 @@ class ServerSpec:
         bind = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0"}
         return {**env, **VLLM, **bind} if self.kind == "vllm" else env
 
-    def body(self, prompt: str, new_tokens: int) -> dict[str, Any]:
-        """A request to /v1/completions: greedy, streamed, exactly `new_tokens`."""
-        options = {"include_usage": True}
-        exactly = {"max_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
-        return {"model": MODEL, "prompt": prompt, "stream": True, "stream_options": options, **exactly}
-
     def version(self) -> str:
         """The version of what is measured, or "unknown"."""
         if self.kind == "nanoinfer":
-            import nanoinfer
-
-            return f"{nanoinfer.__version__}, source {source_digest()}"
+            return source_digest()
         script = "import importlib.metadata as m; print(m.version('vllm'))"
         commands = {"vllm": [self.program, "-I", "-c", script], "llama-server": [self.program, "--version"]}
         if self.kind not in commands:
             return "unknown"
         done = subprocess.run(commands[self.kind], capture_output=True, text=True, timeout=60, check=False)
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        return lines[0] if lines and done.returncode == 0 else "unknown"
+        return (done.stdout + done.stderr).partition("\n")[0]
 
 
 OURS = ServerSpec("nanoinfer", "nanoinfer")

@@ -1,1 +1,0 @@
-"""`bench serve`: servers under load, seen from their clients."""
