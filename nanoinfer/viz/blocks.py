@@ -8,11 +8,11 @@ from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width, wrapped
-from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import checked_lens, count, runs, visible_ends
+from nanoinfer.viz.words import checked_lens, count, run_list, runs, visible_ends
 
 GUTTER, TALL = 92.0, 22.0
 FREE, OTHERS, EMPTY = ROLES["free"], ROLES["in_use"], ROLES["padding"]
@@ -119,14 +119,13 @@ def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[in
             place = x + offset * cell, sheet.y + 14
             sheet.cell(*place, cell, TALL, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
         if block in table:
-            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4, over=True)
+            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4)
     sheet.y += 50
 
 
 BOX, BOX_PITCH, ARROW = 56.0, 64.0, 16.0
 LINES, LINE = 3, 10.5  # of a block's text
 MOST_BLOCKS = 5
-PLAIN = ROLES["free"]._replace(text=INK)
 
 
 def hashed_blocks(
@@ -146,7 +145,7 @@ def hashed_blocks(
     seen = [block for of in hashes.values() for block in of]
     shared = {block for block in seen if seen.count(block) > 1}
     sheet = Sheet(title, f"Blocks of {block_size} tokens", caption=caption)
-    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    gutter = min(max(map(text_width, prompts)) + 14, 150)
     columns = min(max(len(of) for of in hashes.values()), MOST_BLOCKS) + 1
     width = min((sheet.right - sheet.left - gutter) / columns - ARROW, 190.0)
     for label, tokens in prompts.items():
@@ -162,11 +161,8 @@ def hashed_blocks(
         _rest(sheet, x, y, width, len(of), len(tokens) % block_size)
         sheet.y += BOX_PITCH
     sheet.y += 2
-    marked = "marked: a block that several prompts have"
-    entries = [(ROLES["highlight"], marked)] if shared else []
-    sheet.legend(
-        [*entries, (ROLES["leftover"], "not in use: too few tokens for a block, so without a hash")], outline=[marked]
-    )
+    too_few = "not in use: too few tokens for a block, so without a hash"
+    sheet.legend([(ROLES["leftover"], too_few)], marked="marked: a block that several prompts have" if shared else "")
     said = [
         f"{label}: {count(len(of), 'block')} ({', '.join(map(_short, of[:MOST_BLOCKS]))}"
         f"{', …' if len(of) > MOST_BLOCKS else ''}), {count(sum(b in shared for b in of), 'block')} shared"
@@ -221,7 +217,7 @@ def storeys(
         raise ValueError("cache: has no storey below its pool (see host_cache_tokens and cache_dir)")
     held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
     sheet = Sheet(title, "Where K/V is", caption=caption)
-    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    gutter = min(max(map(text_width, prompts)) + 14, 150)
     x0, size = sheet.left + gutter + NAMES, cache.storey.block_size
     token = (sheet.right - x0 - 50) / max(len(tokens) for tokens in prompts.values())
     for label, tokens in prompts.items():
@@ -231,20 +227,16 @@ def storeys(
             sheet.text(x0 - 8, sheet.y + LINE_HEIGHT / 2, name, size=SMALL, ha="right", colour=MUTED)
             sheet.rect(x0, sheet.y, token * len(tokens), LINE_HEIGHT, edge=GRID, dashed=True)
             for begin, end in parts:
-                sheet.rect(
-                    x0 + token * begin,
-                    sheet.y,
-                    token * (end - begin),
-                    LINE_HEIGHT,
-                    style,
-                    edge=GRID,
-                    name=f"{label} {name}",
-                )
+                place = x0 + token * begin, sheet.y, token * (end - begin), LINE_HEIGHT
+                sheet.rect(*place, style, edge=GRID, name=f"{label} {name}")
             total = sum(end - begin for begin, end in parts)
             sheet.text(x0 + token * len(tokens) + 7, sheet.y + LINE_HEIGHT / 2, str(total), size=SMALL)
             sheet.y += LINE_PITCH
-        ends = [len(tokens), *(end for _, end in lines["pool"][0])]
-        for at in _apart([*ends, *range(0, len(tokens), size)], token):
+        taken = list[int]()
+        for at in [len(tokens), *(end for _, end in lines["pool"][0]), *range(0, len(tokens), size)]:
+            if any(2 * token * abs(at - other) <= text_width(f"{at}{other}", TINY) + 8 for other in taken):
+                continue  # would touch one that is there
+            taken.append(at)
             sheet.text(x0 + token * at, sheet.y + 4, str(at), size=TINY, colour=MUTED, ha="center")
         sheet.y += GAP + 4
     words = {"pool": "in the radix tree", "host memory": "in host memory", "files": "in files"}
@@ -252,7 +244,7 @@ def storeys(
     sheet.legend([(style, words[name]) for name, style in kinds.items()])
     said = [
         f"{label}, {count(len(prompts[label]), 'token')}: "
-        + ", ".join(f"{name} {_spans(parts)}" for name, (parts, _) in lines.items())
+        + ", ".join(f"{name} {_in_words(parts)}" for name, (parts, _) in lines.items())
         for label, lines in held.items()
     ]
     return sheet.picture("; ".join(said) + ".")
@@ -274,21 +266,6 @@ def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, tuple[Parts, Sty
     return lines
 
 
-def _apart(positions: Sequence[int], token: float) -> list[int]:
-    """Those positions whose numbers don't touch one that comes before them in the list; `token`: pixels per token."""
-    apart = list[int]()
-    for at in positions:
-        if all(2 * token * abs(at - other) > text_width(f"{at}{other}", TINY) + 8 for other in apart):
-            apart.append(at)
-    return apart
-
-
-def _spans(parts: Parts) -> str:
-    """Neighbouring parts as one: "0..31 and 48..63"."""
-    spans = Parts()
-    for begin, end in parts:
-        if spans and spans[-1][1] == begin:
-            spans[-1] = spans[-1][0], end
-        else:
-            spans.append((begin, end))
-    return " and ".join(f"{begin}..{end - 1}" for begin, end in spans) or "nothing"
+def _in_words(parts: Parts) -> str:
+    tokens = [at for begin, end in parts for at in range(begin, end)]
+    return " and ".join(f"{first}..{last}" for first, last in run_list(tokens)) or "nothing"

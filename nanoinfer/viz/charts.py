@@ -1,18 +1,18 @@
-"""bars and lines: plain charts of measured numbers."""
+"""bars, lines, roofline: plain charts of measured numbers."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import ceil, floor, inf, log2
+from math import atan2, ceil, degrees, floor, inf, log2
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from nanoinfer.viz.lettering import CAPTION, SMALL, drawable, text_width, wrapped
-from nanoinfer.viz.palette import BARS, GRID, INK, LINES, MUTED
+from nanoinfer.viz.palette import BARS, GRID, INK, LINES, MUTED, PHASE_STYLES
 from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.sheet import MARGIN, Sheet
-from nanoinfer.viz.words import count, number, one_line, ratio
+from nanoinfer.viz.words import count, num_bytes, number, one_line, percent, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
 FACTORS = (
@@ -22,6 +22,7 @@ FACTORS = (
     (1e9, "a billion times as much"),
     (1e99, "10⁹⁹ times as much"),
 )
+FONT: dict[str, Any] = {"fontfamily": "DejaVu Sans", "parse_math": False}
 MOST_FACTORS = 11  # grid lines of an axis by factors
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -57,7 +58,7 @@ def bars(
     labels = list(dict.fromkeys(label for labelled in groups.values() for label in labelled))
     of_label = {label: BARS[i % 4] for i, label in enumerate(dict.fromkeys([*colours, *labels]))}
     beside = labels if "" in groups else list(groups)
-    gutter = min(max(text_width(drawable(label)) for label in beside) + 14, 280)
+    gutter = min(max(text_width(label) for label in beside) + 14, 280)
     x0 = sheet.left + gutter
     room = sheet.right - x0 - max(text_width(text) for text in texts.values()) - 14
     longest = max(numbers.values()) or 1.0
@@ -120,7 +121,26 @@ def lines(
         if not across or len(across) != len(up) or (log and min(across + up) <= 0):
             raise ValueError(f"series[{label!r}]: must be xs and as many ys{', all above 0' if log else ''}")
     with default_settings():
-        picture = _plot(points, x, y, title, log, times, ticks, caption)
+        picture, axes = chart(
+            380, (0.18 if log else 0.16) if times is not None else 0.1 if log else 0.09, title, caption
+        )
+        for i, (label, (across, up)) in enumerate(points.items()):
+            size = 5 if len(across) <= 40 else 0
+            axes.plot(across, up, label=drawable(label), markersize=size, linewidth=2, **line_look(i))
+        every = None
+        if log:
+            all_xs, all_ys = ([v for line in points.values() for v in line[i]] for i in (0, 1))
+            every = by_factors(axes, "x", all_xs), by_factors(axes, "y", all_ys)
+        else:
+            axes.set_ylim(bottom=min(0, *(v for _, up in points.values() for v in up)))
+            axes.xaxis.set_major_formatter(FuncFormatter(tick))
+            axes.yaxis.set_major_formatter(FuncFormatter(tick))
+        if ticks is not None:
+            axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+            every = every and ("", every[1])
+        if times is not None:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place=None: in_words(times, value)))
+        finish(axes, x, y, title, every)
     say = number if times is None else partial(in_words, times)
     alt = f"{y} over {x}: " + "; ".join(
         f"{label}, {count(len(across), 'point')}, from {say(up[0])} at {number(across[0])} "
@@ -131,6 +151,11 @@ def lines(
     return picture
 
 
+def line_look(i: int) -> dict[str, Any]:
+    """Colour, dashes and marker of line `i` of a chart."""
+    return {"color": LINES[i % 8], "linestyle": LINE_STYLES[i % 4], "marker": MARKERS[i % 8]}
+
+
 def in_words(times: str, value: float) -> str:
     """A ratio as one says it: `twice as long`, `10 times as long`, `half as long`."""
     if not value:
@@ -139,55 +164,17 @@ def in_words(times: str, value: float) -> str:
     return f"{said.get(round(value, 3), f'{number(value)} times')} {times}"
 
 
-def _plot(
-    points: Mapping[str, tuple[list[float], list[float]]],
-    x: str,
-    y: str,
-    title: str | None,
-    log: bool,
-    times: str | None,
-    ticks: Sequence[float] | None,
-    caption: str | None,
-) -> Picture:
+def chart(height: float, left: float, title: str | None, caption: str | None) -> tuple[Picture, Axes]:
+    """An empty chart, `height` without its caption; `left`: the part of its width in front of the axis."""
     rows = wrapped(drawable(caption), WIDTH - 2 * MARGIN, CAPTION) if caption else []
     below = len(rows) * CAPTION * 1.75 + (10 if rows else 0)
-    picture = Picture(WIDTH, 380 + below)
-    left = (0.18 if log else 0.16) if times is not None else 0.1 if log else 0.09
-    bottom = (0.14 * 380 + below) / (380 + below)
-    axes = picture.add_axes((left, bottom, 0.97 - left, (0.74 if title else 0.82) * 380 / (380 + below)))
+    whole = height + below
+    picture = Picture(WIDTH, whole)
+    axes = picture.add_axes((left, (54 + below) / whole, 0.97 - left, (height - (98 if title else 68)) / whole))
     for i, row in enumerate(rows):
-        at = (below - 4 - i * CAPTION * 1.75) / (380 + below)
-        text(picture, MARGIN / WIDTH, at, row, CAPTION, va="top")
-    for i, (label, (across, up)) in enumerate(points.items()):
-        axes.plot(
-            across,
-            up,
-            LINE_STYLES[i % 4],
-            label=drawable(label),
-            color=LINES[i % 8],
-            marker=MARKERS[i % 8],
-            markersize=5 if len(across) <= 40 else 0,
-            linewidth=2,
-        )
-    every = None
-    if log:
-        across, up = ([v for line in points.values() for v in line[i]] for i in (0, 1))
-        every = by_factors(axes, "x", across), by_factors(axes, "y", up)
-    else:
-        axes.set_ylim(bottom=min(0, *(v for _, up in points.values() for v in up)))
-        axes.xaxis.set_major_formatter(FuncFormatter(tick))
-        axes.yaxis.set_major_formatter(FuncFormatter(tick))
-    if ticks is not None:
-        axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
-        every = every and ("", every[1])
-    if times is not None:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place=None: in_words(times, value)))
-    finish(axes, x, y, title, every)
-    if len(points) > 1:
-        legend = axes.legend(frameon=False, prop={"family": "DejaVu Sans", "size": 8.5})
-        for entry in legend.get_texts():
-            entry.set_parse_math(False)
-    return picture
+        at = MARGIN / WIDTH, (below - 4 - i * CAPTION * 1.75) / whole
+        picture.text(*at, row, fontsize=CAPTION, color=INK, va="top", **FONT)
+    return picture, axes
 
 
 def finish(axes: Axes, x: str, y: str, title: str | None, every: tuple[str, str] | None = None) -> None:
@@ -196,17 +183,13 @@ def finish(axes: Axes, x: str, y: str, title: str | None, every: tuple[str, str]
     axes.grid(color=GRID, alpha=0.3, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5, colors=INK, labelfontfamily="DejaVu Sans")
-    axes.set_xlabel(f"{drawable(x)}  {notes[0]}".rstrip(), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
-    axes.set_ylabel(f"{drawable(y)}\n{notes[1]}".rstrip(), fontsize=9, parse_math=False, fontfamily="DejaVu Sans")
+    axes.set_xlabel(f"{drawable(x)}  {notes[0]}".rstrip(), fontsize=9, **FONT)
+    axes.set_ylabel(f"{drawable(y)}\n{notes[1]}".rstrip(), fontsize=9, **FONT)
     if title:
-        axes.set_title(
-            drawable(title), fontsize=11, fontweight="bold", loc="left", parse_math=False, fontfamily="DejaVu Sans"
-        )
-
-
-def text(picture: Picture, x: float, y: float, words: str, size: float, **options: Any) -> None:
-    """A text on a chart, in parts of its width and height."""
-    picture.text(x, y, drawable(words), fontsize=size, color=INK, parse_math=False, fontfamily="DejaVu Sans", **options)
+        axes.set_title(drawable(title), fontsize=11, fontweight="bold", loc="left", **FONT)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        for entry in axes.legend(frameon=False, prop={"family": "DejaVu Sans", "size": 8.5}).get_texts():
+            entry.set_parse_math(False)
 
 
 def by_factors(axes: Axes, name: str, values: Sequence[float]) -> str:
@@ -232,3 +215,111 @@ def tick(value: float, place: int | None = None) -> str:
     """A number of an axis: 1, 10, 1,000, never 10³."""
     whole = abs(value - round(value)) < 1e-6 * abs(value)
     return number(float(round(value) if whole else f"{value:.6g}"))
+
+
+GIGA = 1e9
+SIGNS = {"EXTEND": "s", "DECODE": "o"}
+Measured = tuple[str, float, float, float]
+
+
+def roofline(
+    measured: Sequence[Measured] | Mapping[str, Sequence[Measured]],
+    *,
+    flop_per_second: float,
+    bytes_per_second: float,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """Measured passes `(label, flop, bytes, seconds)` beneath the roof of a machine: the rate that it can reach at most.
+
+    Across: how many arithmetic operations (flop) a pass makes for each byte that it reads. Up: how many it makes in a
+    second. Where the roof rises, the memory sets the limit (`bytes_per_second`), where it is level, the arithmetic does
+    (`flop_per_second`). A label that begins with EXTEND or DECODE has that pass's colour. `{name: measurements}`: a line
+    through those of each name, such as one per number of rows; the labels are written beneath the slowest.
+    """
+    lined = isinstance(measured, Mapping)
+    series = measured if isinstance(measured, Mapping) else {"": measured}
+    everything = [each for of in series.values() for each in of]
+    across = [flop / size for _, flop, size, _ in everything]
+    rates = [flop / seconds / GIGA for _, flop, _, seconds in everything]
+
+    def roof(x: float) -> float:
+        return min(flop_per_second, x * bytes_per_second) / GIGA
+
+    ridge = flop_per_second / bytes_per_second
+    low, high = min(*across, ridge) / 3, max(*across, ridge) * 4
+    bottom, top = min(*rates, roof(low)) / 1.3, max(*rates, flop_per_second / GIGA) * 2.2
+    with default_settings():
+        title = f"What limits a {'product' if lined else 'pass'} on this machine" if title is None else title
+        picture, axes = chart(420, 0.1, title, caption)
+        every = by_factors(axes, "x", [low, high]), by_factors(axes, "y", [bottom * 1.3, top])
+        axes.set(xlim=(low, high), ylim=(bottom, top))
+        axes.plot([low, ridge, high], [roof(low), roof(ridge), roof(high)], color=INK, linewidth=2.2)
+        axes.fill_between(
+            [low, ridge, high], [roof(low), roof(ridge), roof(high)], top, color="#efefef", linewidth=0, zorder=0
+        )
+        level = f"arithmetic is the limit: {number(flop_per_second / GIGA)} billion operations per second"
+        _note(axes, level, (high, roof(high)), (-6, 7), ha="right", va="bottom")
+        start, end = axes.transData.transform([(low, roof(low)), (ridge, roof(ridge))])
+        slope = {"rotation": degrees(atan2(end[1] - start[1], end[0] - start[0])), "rotation_mode": "anchor"}
+        rises = f"memory is the limit: {number(bytes_per_second / GIGA)} GB per second"
+        middle = (low * ridge) ** 0.5
+        _note(axes, rises, (middle, roof(middle)), (-5, 8), ha="center", va="bottom", **slope)
+        slowest: dict[str, tuple[float, float]] = {}
+        for i, (name, of) in enumerate(series.items()):
+            points = {label: (flop / size, flop / seconds / GIGA) for label, flop, size, seconds in of}
+            if lined:
+                axes.plot(
+                    *zip(*points.values(), strict=True), label=drawable(name), linewidth=1.4, zorder=4, **line_look(i)
+                )
+                for label, point in points.items():
+                    slowest[label] = min(slowest.get(label, point), point, key=lambda each: each[1])
+                continue
+            for label, (x, rate) in points.items():
+                kind = label.split()[0].strip(",:") if label.split() else ""
+                look: dict[str, Any] = {
+                    "color": PHASE_STYLES.get(kind.lower(), BARS[0]).face,
+                    "markeredgecolor": INK,
+                    "markersize": 9,
+                }
+                axes.plot([x, x], [rate, roof(x)], color=MUTED, linewidth=1, linestyle=":")
+                axes.plot([x], [rate], SIGNS.get(kind, "D"), zorder=4, gid=f"pass {label}", **look)
+                side = "right" if x > (low * high) ** 0.5 else "left"
+                said = f"{drawable(label)}: {percent(rate, roof(x))} of the roof"
+                _note(axes, said, (x, rate), (9, -11 if side == "right" else -4), ha=side, va="top")
+        for label, point in slowest.items():
+            _note(axes, drawable(label), point, (0, -9), ha="center", va="top")
+        finish(
+            axes,
+            f"arithmetic operations for each byte read{' or written' * lined}",
+            "billion operations per second",
+            title,
+            every,
+        )
+    parts = []
+    for name, of in series.items():
+        for label, flop, size, seconds in of:
+            x, rate = flop / size, flop / seconds / GIGA
+            amount = "" if lined else f"{num_bytes(size)} in {_time(seconds)}, "
+            parts.append(
+                f"{f'{name}, ' if lined else ''}{label}: {number(x)} operations per byte, {amount}{number(rate)} billion "
+                f"operations per second, {percent(rate, roof(x))} of the roof "
+                f"({'memory' if x < ridge else 'arithmetic'} is the limit)"
+            )
+    limits = f"{number(bytes_per_second / GIGA)} GB and {number(flop_per_second / GIGA)} billion operations per second"
+    picture.alt = one_line(f"{caption + ' ' if caption else ''}Roof of this machine: {limits}. {'; '.join(parts)}.")
+    return picture
+
+
+def _note(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], **look: Any) -> None:
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.7}
+    look |= FONT | {"fontsize": 8.5, "color": INK, "zorder": 5}
+    axes.annotate(words, at, offset, textcoords="offset points", bbox=behind, **look)
+
+
+def _time(seconds: float) -> str:
+    """A time in the unit that has digits before the point."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{number(seconds / size)} {unit}"
+    return f"{number(seconds / 1e-6)} µs"

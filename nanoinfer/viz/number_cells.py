@@ -1,18 +1,17 @@
-"""attention_steps, heat_map: attention of one token worked out with small numbers, and a matrix of shares."""
+"""attention_steps, heat_map, wire: numbers in cells: attention worked out, a matrix of shares, and bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from nanoinfer.viz.lettering import BODY, SMALL, TINY, text_width
-from nanoinfer.viz.palette import DARKEST, INK, MUTED, PAPER, ROLES, Style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import BARS, DARKEST, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, visible
 
-CELL, TALL, GAP = 72.0, 26.0, 30.0
-PLAIN = ROLES["free"]._replace(text=INK)
+CELL, TALL, GAP, NAMES = 72.0, 26.0, 30.0, 62.0
 MOST = 8  # tokens
 MOST_WIDE = 4  # numbers in a key
 
@@ -29,8 +28,7 @@ def attention_steps(
     """One query against every cached K: q · k, ÷ √D, softmax, weight × v, and the sum, each with its numbers.
 
     `q` [D], `keys` [S, D], `values` [S, D]: one head, from 1 to 8 tokens, D up to 4. `newest=True`: the last row has just
-    been appended, computed in this pass; the others were in the cache. `tokens`: the tokens' texts. Raises ValueError when
-    the shapes do not fit.
+    been appended, computed in this pass; the others were in the cache. Raises ValueError when the shapes do not fit.
     """
     query, key, value = (np.asarray(given, dtype=np.float64) for given in (q, keys, values))
     size = len(query)
@@ -57,36 +55,32 @@ def attention_steps(
         ("v", "of each token", value),
         ("weight × v", "its share", parts),
     ]
-    gutter = min(max(text_width(name) for name in [*names, "the sum"]) + 16, 150)
-    wide = sum(array.shape[1] for *_, array in columns)
-    cell = min(CELL, (sheet.right - sheet.left - gutter - 5 * GAP - 10) / wide)
+    cell = min(CELL, (sheet.right - sheet.left - NAMES - 5 * GAP - 10) / sum(array.shape[1] for *_, array in columns))
     # The query first, over the column of the keys that it is compared with.
-    x, y = sheet.left + gutter, sheet.y + 2
+    x, y, pitch = sheet.left + NAMES, sheet.y + 2, TALL + 4
     sheet.text(x - 10, y + TALL / 2, "q", ha="right", weight="bold")
     _row(sheet, x, y, cell, query, ROLES["new"], "q")
     sheet.text(x + size * cell + 12, y + TALL / 2, "the query of the newest token", size=SMALL, colour=MUTED)
     y += TALL + 16
     top = y + 34
+    for i, text in enumerate(names):
+        sheet.text(x - 10, top + i * pitch + TALL / 2, text, ha="right")
     signs = ("", "→", "→", "→", "×", "=")
     for sign, (name, what, array) in zip(signs, columns, strict=True):
         width = array.shape[1] * cell
         sheet.text(x + width / 2, y + 7, name, ha="center", weight="bold")
-        sheet.text(x + width / 2, y + 22, what, ha="center", size=6.5, colour=MUTED)
+        sheet.text(x + width / 2, y + 22, what, ha="center", size=TINY, colour=MUTED)
         for i, row in enumerate(array):
             cached = ROLES["new"] if newest and i == len(key) - 1 else ROLES["in_use"]
-            style = cached if name in ("k", "v") else PLAIN
-            _row(sheet, x, top + i * (TALL + 4), cell, row, style, f"{name} {i}")
-            if sign:
-                sheet.text(x - GAP / 2, top + i * (TALL + 4) + TALL / 2, sign, ha="center", size=BODY, colour=MUTED)
+            _row(sheet, x, top + i * pitch, cell, row, cached if name in ("k", "v") else PLAIN, f"{name} {i}")
+            sheet.text(x - GAP / 2, top + i * pitch + TALL / 2, sign, ha="center", colour=MUTED)
         if name == "weight × v":
-            last = top + len(key) * (TALL + 4) + 4
+            last = top + len(key) * pitch + 4
             sheet.line([x - 2, x + width + 2], [last, last], colour=INK, line=1.3)
             _row(sheet, x, last + 6, cell, out, PLAIN, "out")
             sheet.text(x - 10, last + 6 + TALL / 2, "their sum: the result", ha="right", weight="bold")
         x += width + GAP
-    for i, text in enumerate(names):
-        sheet.text(sheet.left + gutter - 10, top + i * (TALL + 4) + TALL / 2, text, ha="right", width=gutter - 10)
-    sheet.y = top + (len(key) + 1) * (TALL + 4) + 20
+    sheet.y = top + (len(key) + 1) * pitch + 20
     entries = [(ROLES["in_use"], "K and V from earlier passes"), (ROLES["new"], "computed in this pass")]
     sheet.legend(entries if not newest or len(key) > 1 else entries[1:])
     steps = "; ".join(
@@ -156,10 +150,8 @@ def heat_map(
         for column in range(min(row + 1, len(across)) if causal else len(across)):
             share = float(matrix[row, column])
             label = f"{share:.{places}f}" if numbers and share >= 0.5 * 10**-places else ""
-            sheet.cell(
-                x0 + column * width, sheet.y, width, height, _shade(share / most), label, size=TINY, edge="#d0d0d0",
-                name=f"cell {row} {column}",
-            )  # fmt: skip
+            look, name = _shade(share / most), f"cell {row} {column}"
+            sheet.cell(x0 + column * width, sheet.y, width, height, look, label, size=TINY, edge="#d0d0d0", name=name)
         sheet.y += height
     sheet.y += 10
     steps = (0, 0.25, 0.5, 0.75, 1)
@@ -184,3 +176,53 @@ def _shade(share: float) -> Style:
     white, darkest = (tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for colour in (PAPER, DARKEST))
     mixed = [round(light + (dark - light) * share) for light, dark in zip(white, darkest, strict=True)]
     return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.8 else INK if share else MUTED)
+
+
+BY_SIZE: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # the most bytes are on the lightest
+COLUMNS = 64
+GUTTER, HEIGHT = 36.0, 19.0
+Data = bytes | bytearray | np.ndarray
+ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
+
+
+def wire(parts: Sequence[tuple[str, Data]], *, title: str | None = None, caption: str | None = None) -> Picture:
+    """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
+    number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
+
+    Instead of bytes, an integer array `[n]` has what is no text: uint8 are bytes in hexadecimal, and a wider number is one
+    cell as wide as its bytes. It has no lines.
+    """
+    sizes: dict[str, int] = {}
+    for label, data in parts:
+        if len(data):
+            sizes[label] = sizes.get(label, 0) + (data.nbytes if isinstance(data, np.ndarray) else len(data))
+    total = sum(sizes.values())
+    styles = {label: BY_SIZE[i] for i, label in enumerate(sorted(sizes, key=lambda label: -sizes[label]))}
+    sheet = Sheet(title, f"{count(total, 'byte')} on the wire", caption=caption)
+    width = (sheet.right - sheet.left - GUTTER) / COLUMNS
+    column = at = 0
+    for label, data in parts:
+        for text, taken, ends_row in _cells(data):
+            if column + taken > COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
+            if column == 0:
+                sheet.text(sheet.left + GUTTER - 8, sheet.y + HEIGHT / 2, str(at), size=TINY, ha="right", colour=MUTED)
+            place = sheet.left + GUTTER + width * column, sheet.y, width * taken, HEIGHT
+            sheet.cell(*place, styles[label], text, edge=GRID, name=f"byte {at}")
+            at, column = at + taken, column + taken
+            if ends_row or column == COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
+    sheet.y += HEIGHT + 8 if column else 6
+    sheet.legend([(styles[label], f"{label}: {count(sizes[label], 'byte')}") for label in sizes])
+    said = ", ".join(f"{label} {size}" for label, size in sizes.items())
+    return sheet.picture(f"{count(total, 'byte')}: {said}.")
+
+
+def _cells(data: Data) -> Iterator[tuple[str, int, bool]]:
+    """Per cell: what it says, how many bytes it is wide, and whether a line ends with it."""
+    if isinstance(data, np.ndarray):
+        for number in data.tolist():
+            yield (f"{number:02x}" if data.dtype == np.uint8 else str(number)), data.itemsize, False
+    else:
+        for byte in data:
+            yield ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}"), 1, byte == 0x0A

@@ -1,18 +1,19 @@
-"""verify_rows, drafted_text: a VERIFY pass, token by token, and a text whose tokens show which drafts they were."""
+"""verify_rows, drafted_text, adapter_rows: a pass with drafts, the text that they became, and a pass with adapters."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nanoinfer.adapters.projections import projections
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.viz.facts import last_labels
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, shortened, text_width
+from nanoinfer.viz.facts import last_input_metadata, last_labels
+from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import SPACE_NOTE, count, visible
+from nanoinfer.viz.words import SPACE_NOTE, count, plural_list, visible
 
 MOST_DRAFTS, MOST_ROWS = 6, 24
 CONTEXT = 3  # tokens before the newest one that are drawn
@@ -113,7 +114,7 @@ def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None
         position, x = request.first + i, X_CELLS + WIDTH * i
         sheet.text(x + WIDTH / 2, y + 6, str(position), size=TINY, ha="center", colour=MUTED)
         wrong, of_tree = position >= kept, position < request.tree_len
-        text = shortened(drawable(_text(tokenizer, token)), WIDTH - 4, SMALL)
+        text = shortened(_text(tokenizer, token), WIDTH - 4, SMALL)
         style = WRONG if wrong else request.style
         sheet.cell(x, y + 14, WIDTH, HEIGHT, style, text, edge=GRID, name=f"token {position}")
         style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start else style
@@ -192,8 +193,8 @@ def drafted_text(
     sheet = Sheet(title, f"{count(total, 'token')} from {count(len(passes), 'pass')}", caption=caption)
     x = sheet.left
     for i, ((_, tokens), of_pass) in enumerate(zip(passes, kinds, strict=True)):
-        texts = [str(token) if tokenizer is None else visible(token_text(tokenizer, [int(token)])) for token in tokens]
-        widths = [text_width(drawable(text), SMALL) + 7 for text in texts]
+        texts = [_text(tokenizer, int(token)) for token in tokens]
+        widths = [text_width(text, SMALL) + 7 for text in texts]
         if x + sum(widths) > sheet.right and x > sheet.left:
             x, sheet.y = sheet.left, sheet.y + LINE
         for j, (text, width, kind) in enumerate(zip(texts, widths, of_pass, strict=True)):
@@ -221,3 +222,95 @@ def _kinds(i: int, drafts: Sequence[int], tokens: Sequence[int]) -> list[str]:
     if not own:
         return ["accepted"] * accepted
     return ["accepted"] * accepted + ["none" if not drafts else "last" if accepted == len(drafts) else "instead"]
+
+
+MOST_ADAPTER_ROWS = 24
+X_TEXTS, X_READS, X_OUTPUTS, W_OUTPUTS = 76.0, 300.0, 640.0, 246.0
+NONE = Style(PAPER, MUTED)
+ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79f"))
+
+
+def adapter_rows(
+    engine: Engine,
+    layer: str = "model.layers.0.self_attn.qkv_proj",
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+) -> Picture:
+    """The engine's last pass at one linear layer: a row for each token, coloured by adapter; below, the tiles in which they
+    are read, the sizes of the matrices A and B of each, and to which of the layer's outputs something is added.
+
+    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no token of it has an adapter,
+    when it has more than 24 tokens, and for a layer that no adapter may add to.
+    """
+    rows, batch = last_input_metadata(engine).adapters, engine.last_batch
+    if rows is None or batch is None:
+        raise ValueError("engine: no request of its last pass has an adapter")
+    if (total := len(rows.of_rows)) > MOST_ADAPTER_ROWS:
+        raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ADAPTER_ROWS} can be drawn")
+    network: Any = engine.model_runner.model
+    found, modules = projections(network), dict(network.named_modules())
+    parts = {path: each for path, each in found.items() if each.linear is modules.get(layer)}
+    if not parts:
+        raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
+    names = {path: path.rpartition(".")[2].removesuffix("_proj") for path in parts}
+    on_device = {each.place: each for each in engine.adapters.pool.on_device if each.place is not None}
+    adapters = {place: on_device[place] for place, _ in rows.groups()}
+    styles = {place: ADAPTERS[i % len(ADAPTERS)] for i, place in enumerate(adapters)}
+    lens = [1] * len(batch.reqs) if batch.prefix_lens is None else (batch.seq_lens - batch.prefix_lens).tolist()
+    of_rows = [label for label, n in zip(last_labels(engine), lens, strict=True) for _ in range(n)]
+    tokenizer, places = engine.builder.tokenizer, rows.of_rows.tolist()
+    texts = [f"{label}: {_text(tokenizer, i)}" for label, i in zip(of_rows, batch.input_ids.tolist(), strict=True)]
+
+    default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
+    sheet = Sheet(title, default, caption=caption)
+    sheet.text(sheet.left, sheet.y + 6, "the rows of x, in the order of the pass", weight="bold")
+    sheet.y += 18
+    for row, place in enumerate(places):
+        x = sheet.left + 36 * row
+        sheet.cell(x, sheet.y, 36, HEIGHT, styles.get(place, NONE), str(row), edge=GRID, name=f"row {row}")
+    sheet.y += 42
+    for x, words in (
+        (sheet.left, "in tiles"),
+        (X_READS, "what a tile reads"),
+        (X_OUTPUTS, "what is added to the outputs"),
+    ):
+        sheet.text(x, sheet.y - 8, words, weight="bold")
+    order, plan = rows.rows.tolist(), rows.plan.tolist()
+    tiles = [plan[1 + 3 * tile : 4 + 3 * tile] for tile in range(plan[0])]
+    members = [(place, order[first : first + length]) for place, first, length in tiles]
+    without = [row for row, place in enumerate(places) if place < 0]
+    scale, said = W_OUTPUTS / sum(part.columns for part in parts.values()), list[str]()
+    for tile, (place, of) in enumerate([*members, *([(-1, without)] if without else [])]):
+        adapter, style, top = adapters.get(place), styles.get(place, NONE), sheet.y
+        own = {path: adapter.parts[path] for path in parts if path in adapter.parts} if adapter else {}
+        for row in of:
+            sheet.cell(
+                sheet.left + 4, sheet.y, 52, HEIGHT, style, f"row {row}", edge=GRID, name=f"tile {tile} row {row}"
+            )
+            sheet.text(X_TEXTS, sheet.y + HEIGHT / 2, texts[row], size=SMALL, width=X_READS - X_TEXTS - 10)
+            for path, part in parts.items():
+                place_of = X_OUTPUTS + part.first * scale, sheet.y, part.columns * scale, HEIGHT
+                if path in own:
+                    name = f"output {row} {names[path]}"
+                    sheet.cell(*place_of, style, f"+ {names[path]}", size=TINY, edge=GRID, name=name)
+                else:
+                    sheet.rect(*place_of, edge=GRID)
+            sheet.y += HEIGHT + 3
+        sizes = {
+            names[path]: [" × ".join(map(str, each.shape)) for each in (pair.a, pair.b)] for path, pair in own.items()
+        }
+        lines = [f"{name}: A {a}, B {b}" for name, (a, b) in sizes.items()] or ["adds nothing to this layer"]
+        for i, line in enumerate([adapter.name, *lines] if adapter else ["no adapter: in no tile"]):
+            sheet.text(X_READS, top + 8 + 14 * i, line, size=SMALL, weight="normal" if i else "bold")
+        sheet.y = max(sheet.y, top + 14 * (len(lines) + 1))
+        if adapter:
+            sheet.rect(sheet.left, top - 4, X_READS - 24, sheet.y - top + 3, edge=INK, line=1.0, name=f"tile {tile}")
+            ranks = ", ".join(f"{names[path]} (rank {pair.rank})" for path, pair in own.items()) or "nothing"
+            listed = f"{'row' if len(of) == 1 else 'rows'} {plural_list(list(map(str, of)))}"
+            said.append(f"{adapter.name} for {listed}, added to {ranks}")
+        sheet.y += 14
+    none = f" Without an adapter: {'row' if len(without) == 1 else 'rows'} {plural_list(list(map(str, without)))}."
+    return sheet.picture(
+        f"{count(total, 'row')} in {count(len(tiles), 'tile')}: {'; '.join(said)}.{none if without else ''}"
+    )
