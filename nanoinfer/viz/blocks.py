@@ -158,7 +158,10 @@ def hashed_blocks(
             if i + 1 < len(of):
                 sheet.arrow([x + width, x + width + ARROW], [y + BOX / 2] * 2, colour=MUTED, line=1.0)
             x += width + ARROW
-        _rest(sheet, x, y, width, len(of), len(tokens) % block_size)
+        if len(of) > MOST_BLOCKS:
+            sheet.text(x + 4, y + BOX / 2, f"… {count(len(of) - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
+        elif rest := len(tokens) % block_size:
+            sheet.cell(x, y, 70, BOX, ROLES["leftover"], count(rest, "token"), size=TINY, edge="#b8b8b8", name="rest")
         sheet.y += BOX_PITCH
     sheet.y += 2
     too_few = "not in use: too few tokens for a block, so without a hash"
@@ -180,16 +183,6 @@ def _block(sheet: Sheet, x: float, y: float, width: float, text: str, block: int
     for i, line in enumerate(lines):
         sheet.text(x + width / 2, y + 10 + LINE * i, line, size=TINY, ha="center", width=width - 8)
     sheet.text(x + width / 2, y + BOX - 11, _short(block), size=SMALL, ha="center", weight="bold")
-
-
-def _rest(sheet: Sheet, x: float, y: float, width: float, blocks: int, rest: int) -> None:
-    """What is not drawn, or makes no block."""
-    if blocks > MOST_BLOCKS:
-        sheet.text(x + 4, y + BOX / 2, f"… {count(blocks - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
-    elif rest:
-        room = min(width, 70.0)
-        sheet.rect(x, y, room, BOX, ROLES["leftover"], edge="#b8b8b8", dashed=True, name="rest")
-        sheet.text(x + room / 2, y + BOX / 2, count(rest, "token"), size=TINY, ha="center", colour=MUTED)
 
 
 def _short(block: int) -> str:

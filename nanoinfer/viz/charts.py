@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import atan2, ceil, degrees, floor, inf, log2
+from math import atan2, ceil, degrees, floor, inf, log
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,16 +12,9 @@ from nanoinfer.viz.lettering import CAPTION, SMALL, drawable, text_width, wrappe
 from nanoinfer.viz.palette import BARS, GRID, INK, LINES, MUTED, PHASE_STYLES
 from nanoinfer.viz.picture import WIDTH, Picture, default_settings
 from nanoinfer.viz.sheet import MARGIN, Sheet
-from nanoinfer.viz.words import count, num_bytes, number, one_line, percent, ratio
+from nanoinfer.viz.words import count, duration, num_bytes, number, one_line, percent, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
-FACTORS = (
-    (2.0, "twice as much"),
-    (10.0, "10 times as much"),
-    (1000.0, "1,000 times as much"),
-    (1e9, "a billion times as much"),
-    (1e99, "10⁹⁹ times as much"),
-)
 FONT: dict[str, Any] = {"fontfamily": "DejaVu Sans", "parse_math": False}
 MOST_FACTORS = 11  # grid lines of an axis by factors
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -42,12 +35,14 @@ def bars(
     groups in the order of their colours, if that is not the order of the bars. Raises ValueError for no values, negative or
     infinite ones, and a `compare` that is no label or is 0 (there is none in groups).
     """
-    groups = _grouped(values)
+    nested = any(isinstance(value, Mapping) for value in values.values())
+    given: Mapping[str, Any] = values if nested else {"": values}
+    groups = {str(group): {str(k): float(v) for k, v in of.items()} for group, of in given.items()}
     numbers = {f"{group}, {label}" if group else label: v for group, of in groups.items() for label, v in of.items()}
     for name, value in numbers.items():
         if not 0 <= value < inf:
             raise ValueError(f"values[{name!r}]={value}: must be finite and not negative")
-    if compare is not None and ("" not in groups or not numbers.get(compare)):
+    if not numbers or (compare is not None and ("" not in groups or not numbers.get(compare))):
         raise ValueError(f"compare={compare!r}: must be one of {', '.join(numbers)}, with a value above 0")
     base = numbers[compare] if compare is not None else None
     texts = {
@@ -86,16 +81,6 @@ def bars(
         sheet.caption(f"In brackets: how many times as much as {compare}.", size=SMALL)
     alt = ", ".join(f"{label}: {text.replace('  ', ' ')}" for label, text in texts.items())
     return sheet.picture(f"{alt}{f', ratios to {compare}' if compare else ''}.")
-
-
-def _grouped(values: Mapping[str, float] | Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """`{group: {label: value}}`; values without groups are those of group ""."""
-    nested = any(isinstance(value, Mapping) for value in values.values())
-    given: Mapping[str, Any] = values if nested else {"": values}
-    groups = {str(group): {str(k): float(v) for k, v in of.items()} for group, of in given.items()}
-    if not all(groups.values()):
-        raise ValueError("values: must have at least one")
-    return groups
 
 
 def lines(
@@ -194,21 +179,16 @@ def finish(axes: Axes, x: str, y: str, title: str | None, every: tuple[str, str]
 
 def by_factors(axes: Axes, name: str, values: Sequence[float]) -> str:
     """Make the axis "x" or "y" logarithmic, with plain numbers; returns what a grid line is to the one before."""
-    (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+    base = 2 if max(values) <= 2.0**MOST_FACTORS * min(values) else 10
+    first, last = floor(log(min(values), base) + 1e-9), ceil(log(max(values), base) - 1e-9)
+    last = max(last, first + 1)  # at least two lines are needed to see how far a factor is
+    step = ceil((last - first) / MOST_FACTORS)
+    axes.set(**{f"{name}scale": "log", f"{name}lim": (float(base) ** (first - 0.1), float(base) ** (last + 0.1))})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    low, high = log2(min(values)), log2(max(values))
-    step, said = next((log2(n), said) for n, said in FACTORS if high - low <= MOST_FACTORS * log2(n))
-    first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
-    if last - first < 2:  # at least two lines are needed to see how far a factor is
-        (axes.set_xlim if name == "x" else axes.set_ylim)(
-            2 ** (first * step - 0.1), 2 ** (max(last, first + 1) * step + 0.1)
-        )
-    elif name == "y" and step == 1:  # a line below the lowest point, from which to read how much it is
-        axes.set_ylim(bottom=2 ** (first - 0.1))
-    axis.set_major_locator(FixedLocator([2 ** (i * step) for i in range(first, max(last, first + 1) + 1)]))
+    axis.set_major_locator(FixedLocator([float(base) ** i for i in range(first, last + 1, step)]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(tick))
-    return said
+    return "twice as much" if base**step == 2 else f"{number(base**step)} times as much"
 
 
 def tick(value: float, place: int | None = None) -> str:
@@ -300,7 +280,7 @@ def roofline(
     for name, of in series.items():
         for label, flop, size, seconds in of:
             x, rate = flop / size, flop / seconds / GIGA
-            amount = "" if lined else f"{num_bytes(size)} in {_time(seconds)}, "
+            amount = "" if lined else f"{num_bytes(size)} in {duration(seconds)}, "
             parts.append(
                 f"{f'{name}, ' if lined else ''}{label}: {number(x)} operations per byte, {amount}{number(rate)} billion "
                 f"operations per second, {percent(rate, roof(x))} of the roof "
@@ -315,11 +295,3 @@ def _note(axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, 
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.7}
     look |= FONT | {"fontsize": 8.5, "color": INK, "zorder": 5}
     axes.annotate(words, at, offset, textcoords="offset points", bbox=behind, **look)
-
-
-def _time(seconds: float) -> str:
-    """A time in the unit that has digits before the point."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{number(seconds / size)} {unit}"
-    return f"{number(seconds / 1e-6)} µs"

@@ -72,18 +72,15 @@ def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
 
 def _marked(here: str | int | Sequence[str | int]) -> set[str]:
     """The names of the parts to mark."""
-    names = set()
-    for one in [here] if isinstance(here, str | int) else here:
-        if isinstance(one, str) and not one.isdigit():
-            name = one.lower().replace("_", " ")
-            if name not in PARTS:
-                raise ValueError(f"here={one!r}: must be the number of a notebook or one of {', '.join(PARTS)}")
-            names.add(name)
-            continue
-        if int(one) not in NUMBERS:
-            raise ValueError(f"here={one!r}: must be the name of a part or a notebook's number, 0..{NUMBERS[-1]}")
-        names.update(name for name, part in PARTS.items() if int(one) in (1, *part.notebooks))
-    return names
+    marked = set[str]()
+    for each in map(str, [here] if isinstance(here, str | int) else here):
+        number = int(each) if each.isdigit() else -1
+        marked |= {name for name, part in PARTS.items() if name == each or number in (1, *part.notebooks)}
+        if number not in NUMBERS and each not in PARTS:
+            raise ValueError(
+                f"here={each!r}: must be one of {', '.join(PARTS)}, or a notebook's number, 0..{NUMBERS[-1]}"
+            )
+    return marked
 
 
 def _ways(sheet: Sheet, shift: float) -> None:

@@ -15,7 +15,6 @@ from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 MOST_CELLS = 32  # keys drawn one by one
 MOST_NEW = 26  # of them new ones, and so many queries
 GUTTER = 56.0  # left of a mask, for the positions of its queries
-WIDEST = 56.0  # column, where there is room to write the keys' texts above their columns
 TEXT_ROOM = 44.0  # more, for their texts
 Positions = Sequence[int | None]  # None: those between the two beside it
 
@@ -55,25 +54,18 @@ def extend_mask(
         title_of = f"{m.labels[i]}: {m.new_lens[i]:,} new, {m.prefixes[i]:,} in the prefix"
         gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
         room = (sheet.right - sheet.left - gutter) / len(keys)
-        cell = wide = min(24.0, room, 320 / len(queries))
+        cell = min(24.0, room, 320 / len(queries))
         texts = [] if m.tokens is None else ["" if k is None else m.token(i, k)[:7] for k in keys]
-        above = (
-            m.shown == 1 and max((text_width(text, TINY) for text in texts), default=room) + 6 <= room
-        )  # the texts, each over its column
-        wide = min(WIDEST, room) if above else cell
-        width = max(gutter + wide * len(keys), text_width(title_of, weight="bold") + 6)
+        width = max(gutter + cell * len(keys), text_width(title_of, weight="bold") + 6)
         if x > sheet.left and x + width > sheet.right:
             x, sheet.y = sheet.left, bottom
         y, x0 = sheet.y + 22, x + gutter
         sheet.text(x, sheet.y + 8, title_of, weight="bold")
         if texts:
-            y += 14 if above else 38
+            y += 38
             sheet.text(x0 - 6, y - 8, "keys →", size=TINY, colour=MUTED, ha="right")
             for c, text in enumerate(texts):
-                if above:
-                    sheet.text(x0 + (c + 0.5) * wide, y - 8, text, size=TINY, ha="center")
-                else:
-                    sheet.text(x0 + (c + 0.6) * wide, y - 1, text, size=TINY, rotation=55, va="bottom")
+                sheet.text(x0 + (c + 0.6) * cell, y - 1, text, size=TINY, rotation=55, va="bottom")
             for row, q in enumerate(queries):
                 text = "" if q is None else m.token(i, q)
                 sheet.text(x0 - 34, y + 13 + (row + 0.5) * cell, text, size=TINY, ha="right", width=TEXT_ROOM + 6)
@@ -83,7 +75,7 @@ def extend_mask(
             known = m.style(i) if k < m.prefixes[i] else ROLES["new"]
             return known if sees else ROLES["hidden"], f"mask {i} {q} {k} {'sees' if sees else 'hidden'}"
 
-        bottom = max(bottom, _grid(sheet, x0, y, wide, cell, queries, keys, m.prefixes[i], style) + 18)
+        bottom = max(bottom, _grid(sheet, x0, y, cell, queries, keys, m.prefixes[i], style) + 18)
         x += width + 30
         seen = sum(min(p + 1, window) for p in range(m.prefixes[i], m.seq_lens[i]))
         said.append(
@@ -112,8 +104,7 @@ def _grid(
     sheet: Sheet,
     x0: float,
     y: float,
-    width: float,
-    height: float,
+    cell: float,
     queries: Positions,
     keys: Positions,
     prefix: int,
@@ -122,19 +113,19 @@ def _grid(
     """Queries down, keys across, with their positions; returns where it ends. What is left out: an empty row or column."""
     for c, k in enumerate(keys):
         text = "…" if k is None else str(k)
-        sheet.text(x0 + (c + 0.5) * width, y + 6, text, size=TINY, colour=MUTED, ha="center", width=width + 2)
+        sheet.text(x0 + (c + 0.5) * cell, y + 6, text, size=TINY, colour=MUTED, ha="center", width=cell + 2)
     sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
     y += 13
     for row, q in enumerate(queries):
         text = "…" if q is None else str(q)
-        sheet.text(x0 - 6, y + (row + 0.5) * height, text, size=TINY, colour=MUTED, ha="right")
+        sheet.text(x0 - 6, y + (row + 0.5) * cell, text, size=TINY, colour=MUTED, ha="right")
         for c, k in enumerate(keys):
             if q is not None and k is not None:
                 look, name = style(q, k)
-                sheet.rect(x0 + c * width, y + row * height, width, height, look, edge="#ffffff", name=name)
-    bottom = y + len(queries) * height
+                sheet.rect(x0 + c * cell, y + row * cell, cell, cell, look, edge="#ffffff", name=name)
+    bottom = y + len(queries) * cell
     if prefix:
-        border = x0 + width * (len(keys) - len(queries))
+        border = x0 + cell * (len(keys) - len(queries))
         sheet.line([border, border], [y - 4, bottom + 3], colour=INK, line=2)
     return bottom
 
@@ -183,7 +174,7 @@ def attention_mask(
         return styles[kinds[q, k]][0], f"{q} {k} {kinds[q, k]}"
 
     x0, queries = sheet.left + GUTTER, range(prefix_len, total)
-    sheet.y = 12 + _grid(sheet, x0, sheet.y, cell, cell, queries, range(total), prefix_len, style)
+    sheet.y = 12 + _grid(sheet, x0, sheet.y, cell, queries, range(total), prefix_len, style)
     sheet.legend([entry for kind, entry in styles.items() if kind in found])
     wrong = ", ".join(f"{found.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in found)
     return sheet.picture(

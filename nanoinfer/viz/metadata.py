@@ -33,7 +33,6 @@ USUAL = (*PER_NEW_TOKEN, *PER_TOKEN, "req_pool_indices", "seq_lens", "prefix_len
 
 GUTTER = 140.0  # where the names of the lines stand
 MOST_CELLS = 26  # in a line
-LARGE = 3  # more requests are drawn with less around each
 
 
 def input_metadata(
@@ -124,15 +123,13 @@ def _line(
     x0: float,
     width: float,
     cells: Sequence[tuple[Look | None, str, str]],
-    *,
-    indent: float = 0,
 ) -> None:
     """A line of cells (look, text, name) with its name left of it, bold where it has a shape and so is a field. None for a
     look: a small number that is no field."""
     faint = all(look is None for look, _, _ in cells)
     weight, colour = ("bold", INK) if shape else ("normal", MUTED)
-    sheet.text(sheet.left + indent, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
-    if not indent:
+    sheet.text(sheet.left, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
+    if shape:
         sheet.text(sheet.left + GUTTER - 14, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
     for c, (look, text, called) in enumerate(cells):
         if look is None:
@@ -177,9 +174,9 @@ def _new_tokens(sheet: Sheet, m: Facts, drawn: Collection[str]) -> None:
     sheet.y += 12
 
 
-def _pointers(sheet: Sheet, name: str, values: Mapping[float, int], top: float, *, indent: float = 0) -> None:
+def _pointers(sheet: Sheet, name: str, values: Mapping[float, int], top: float) -> None:
     """Borders between requests, with the values of a row pointer under them."""
-    _line(sheet, name, "[B+1]", 0, 0, (), indent=indent)
+    _line(sheet, name, "[B+1]", 0, 0, ())
     sheet.y -= 16
     for x, value in values.items():
         sheet.line([x, x], [top - 3, sheet.y + 2], colour=INK, line=1.4)
@@ -195,28 +192,17 @@ def _sequence(sheet: Sheet, m: Facts, i: int, drawn: Collection[str], sharers: M
         share = max(min(4, prefix), min(prefix, MOST_CELLS - min(new, MOST_CELLS // 2)))
         columns = abridged(prefix, share)
         columns += [None if j is None else prefix + j for j in abridged(new, MOST_CELLS - share)]
-    x0, large = sheet.left + GUTTER, m.shown <= LARGE
+    x0, top = sheet.left + GUTTER, sheet.y
     width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
-    end, indent = x0 + len(columns) * width, 0 if large else 66
-    if large:
-        said = {"req_pool_indices": m.rows[i], "seq_lens": m.seq_lens[i]}
-        said |= {"prefix_lens": prefix, "extend_seq_lens": new} if m.extend else {}
-        values = ", ".join(f"{name}[{i}] = {value}" for name, value in said.items() if name in drawn)
-        about = f"{m.labels[i]}: {values}".removesuffix(": ")
-        sheet.text(x0 + 3, sheet.y + 6, about, size=TINY, width=sheet.right - x0 - 10)
-        sheet.y += 14
-    else:
-        sheet.text(sheet.left, sheet.y + 14, m.labels[i], size=SMALL, width=62)
-    top = sheet.y
-    sheet.rect(x0, sheet.y, len(columns) * width, 5, m.style(i), name=f"request {i}")
-    sheet.y += 5
-    texts = ["…" if p is None else m.token(i, p) for p in columns]
+    end = x0 + len(columns) * width
+    sheet.text(sheet.left, sheet.y + 6, m.labels[i], size=SMALL, width=GUTTER - 8)
+    sheet.rect(x0, sheet.y, len(columns) * width, 12, m.style(i), name=f"request {i}")
+    sheet.y += 12
     if m.tokens is not None:
+        texts = ["…" if p is None else m.token(i, p) for p in columns]
         cells = [(PLAIN, text, f"token {i} {p}") for text, p in zip(texts, columns, strict=True)]
-        _line(sheet, "token" if large else "", "", x0, width, cells)
-    if large:
-        positions = [(None, "…" if p is None else str(p), "") for p in columns]
-        _line(sheet, "position in sequence", "", x0, width, positions)
+        _line(sheet, "token", "", x0, width, cells)
+    _line(sheet, "position in sequence", "", x0, width, [(None, "…" if p is None else str(p), "") for p in columns])
     if "kv_indices" in drawn:
         line = list[tuple[Look | None, str, str]]()
         for c, p in enumerate(columns):
@@ -226,13 +212,12 @@ def _sequence(sheet: Sheet, m: Facts, i: int, drawn: Collection[str], sharers: M
                 look = m.style(i) if slot is None else sharers.get(slot, m.style(i))
             look = ROLES["leftover"] if slot == -1 else look
             line.append((look, "…" if slot is None else NO_SLOT if slot == -1 else str(slot), f"kv_indices {i} {p}"))
-        _line(sheet, "kv_indices", "[Σ seq_lens]", x0, width, line, indent=indent)
+        _line(sheet, "kv_indices", "[Σ seq_lens]", x0, width, line)
     if "kv_indptr" in drawn:
         start_loc = f"start_loc[{i}] = " if "start_loc" in drawn else ""
         begin = f"kv_indptr[{i}] = {start_loc}{m.kv_indptr[i]}"  # the pointer that ends one sequence begins the next
         sheet.text(x0 + 14 if end - x0 > 200 else end + 20, sheet.y + 9, begin, size=TINY, colour=MUTED)
-        pointers = {x0: m.kv_indptr[i], end: m.kv_indptr[i + 1]}
-        _pointers(sheet, "kv_indptr", pointers, top, indent=indent)
+        _pointers(sheet, "kv_indptr", {x0: m.kv_indptr[i], end: m.kv_indptr[i + 1]}, top)
     sheet.y += 2 if "kv_indptr" in drawn else 8
 
 

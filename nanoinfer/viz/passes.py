@@ -38,10 +38,7 @@ class _Request(NamedTuple):
 
     @property
     def accepted(self) -> int:
-        right = 0
-        while right < min(len(self.drafts), len(self.got)) and self.drafts[right] == self.got[right]:
-            right += 1
-        return right
+        return _right(self.drafts, self.got)
 
 
 def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
@@ -132,28 +129,19 @@ def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None
 def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int) -> int:
     """A row for each of the request's tokens in the pass; returns the number of the next one."""
     for j in range(len(request.drafts) + 1):
-        y, own = sheet.y, request.start + j
-        which = f"draft {j}" if j else "the newest"
-        sheet.text(X_LABELS, y + 8, f"row {row}: {which}", size=SMALL)
+        own, counts = request.start + j, j < len(request.got)
+        sheet.text(X_LABELS, sheet.y + 8, f"row {row}: {f'draft {j}' if j else 'the newest'}", size=SMALL)
         for i, position in enumerate(range(request.first, own + 1)):
-            style = READ if position < own else COMPUTED
-            name = f"row {row} {position}"
-            sheet.rect(X_CELLS + WIDTH * i, y, WIDTH, HEIGHT - 4, style, edge=GRID, name=name)
-        x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if j < len(request.got) else MUTED
-        sheet.text(x, y + 8, _outcome(request, tokenizer, j), size=SMALL, colour=colour, width=sheet.right - x)
+            place = X_CELLS + WIDTH * i, sheet.y, WIDTH, HEIGHT - 4
+            sheet.rect(*place, READ if position < own else COMPUTED, edge=GRID, name=f"row {row} {position}")
+        said = f"gives {_text(tokenizer, request.got[j])}" if counts else "doesn't count"
+        if counts and j < len(request.drafts):
+            said += f" = draft {j + 1}" if j < request.accepted else f": draft {j + 1} is wrong"
+        x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if counts else MUTED
+        sheet.text(x, sheet.y + 8, said, size=SMALL, colour=colour, width=sheet.right - x)
         sheet.y += HEIGHT
         row += 1
     return row
-
-
-def _outcome(request: _Request, tokenizer: Tokenizer | None, j: int) -> str:
-    """What was sampled after a request's token `j` in the pass, and what follows from it."""
-    if j >= len(request.got):
-        return "doesn't count"
-    text = f"gives {_text(tokenizer, request.got[j])}"
-    if j == len(request.drafts):
-        return text
-    return f"{text} = draft {j + 1}" if j < request.accepted else f"{text}: draft {j + 1} is wrong"
 
 
 def _alt(requests: Sequence[_Request], rows: int) -> str:
@@ -213,15 +201,18 @@ def drafted_text(
 
 def _kinds(i: int, drafts: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """The kind of each token of a pass."""
-    accepted = 0
-    while accepted < min(len(drafts), len(tokens)) and drafts[accepted] == tokens[accepted]:
-        accepted += 1
+    accepted = _right(drafts, tokens)
     own = len(tokens) - accepted
     if own > 1:
         raise ValueError(f"passes[{i}]: {own} tokens are no accepted drafts; a pass gives at most one such token")
-    if not own:
-        return ["accepted"] * accepted
-    return ["accepted"] * accepted + ["none" if not drafts else "last" if accepted == len(drafts) else "instead"]
+    kind = "none" if not drafts else "last" if accepted == len(drafts) else "instead"
+    return ["accepted"] * accepted + [kind] * own
+
+
+def _right(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the drafts the tokens begin with."""
+    pairs = zip(drafts, tokens, strict=False)
+    return next((i for i, (draft, token) in enumerate(pairs) if draft != token), min(len(drafts), len(tokens)))
 
 
 MOST_ADAPTER_ROWS = 24

@@ -33,28 +33,48 @@ def session_steps(
     names = {request_id: f"request {request_id}" for request_id in ids}
 
     sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)
-    x0 = sheet.left + min(max(text_width(text) for text in [*names.values(), "rows in the pass"]), 220) + 12
+    x0 = sheet.left + max(text_width(text) for text in [*names.values(), "rows in the pass"]) + 12
     width = min((sheet.right - x0 - 8) / len(steps), 34.0)
-    every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
     sheet.text(x0 - 8, sheet.y + 6, "decode pass", ha="right", size=SMALL, colour=MUTED)
-    for i in range(0, len(steps), every):
+    for i in range(
+        0, len(steps), next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
+    ):
         sheet.text(x0 + (i + 0.5) * width, sheet.y + 6, str(i + 1), ha="center", size=TINY, colour=MUTED)
     sheet.y += 16
-    edge = "#ffffff" if width > 10 else None
     for place in abridged(len(ids), MOST_ROWS):
-        if place is None:
-            sheet.text(x0 - 8, sheet.y + 7, "…", ha="right")
-            sheet.y += 16
-            continue
-        request_id = ids[place]
-        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, names[request_id], ha="right", width=220)
+        label = "…" if place is None else names[ids[place]]
+        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, label, ha="right")
         for i, step in enumerate(steps):
-            if request_id in step:
-                name = f"request {request_id} pass {i + 1}"
-                sheet.rect(x0 + i * width, sheet.y, width, HEIGHT, request_style(request_id), edge=edge, name=name)
+            if place is not None and ids[place] in step:
+                cell = x0 + i * width, sheet.y, width, HEIGHT
+                edge = "#ffffff" if width > 10 else None
+                sheet.rect(*cell, request_style(ids[place]), edge=edge, name=f"request {ids[place]} pass {i + 1}")
         sheet.line([x0, x0 + len(steps) * width], [sheet.y + HEIGHT + 1.5] * 2, colour=GRID, line=0.3)
         sheet.y += HEIGHT + 3
-    _rows(sheet, rows, max_rows, x0, width)
+    # The number of rows of each pass as bars; above them what could have been.
+    top, most = sheet.y + 10, max_rows or max(rows)
+    unit = min(56 / most, 14.0)
+    base = top + most * unit
+    sheet.text(x0 - 8, (top + base) / 2, "rows in the pass", ha="right", size=SMALL, colour=MUTED)
+    for i, number in enumerate(rows):
+        x, height = x0 + i * width, number * unit
+        if max_rows is not None:
+            sheet.rect(x, top, width, base - height - top, ROLES["padding"], name=f"unused pass {i + 1}")
+        sheet.cell(
+            x,
+            base - height,
+            width,
+            height,
+            ROLES["in_use"],
+            str(number),
+            size=TINY,
+            edge=None,
+            name=f"rows pass {i + 1}",
+        )
+    sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
+    sheet.y = base + 10
+    if max_rows is not None:
+        sheet.legend([(ROLES["in_use"], "rows used"), (ROLES["padding"], f"rows not used, of {max_rows}")])
     passes = sum(1 for number in rows if number)
     used = f", {sum(rows)} of {passes * max_rows} possible rows used" if max_rows is not None else ""
     first = {request_id: next(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
@@ -65,25 +85,6 @@ def session_steps(
         f"{count(len(ids), 'request')}, {passes} decode passes with {min(rows)} to {max(rows)} rows, "
         f"{sum(rows) / max(passes, 1):.1f} on average{used}: {spans}{more}."
     )
-
-
-def _rows(sheet: Sheet, rows: Sequence[int], max_rows: int | None, x0: float, width: float) -> None:
-    """The number of rows of each pass as bars, upside on a line; above them what could have been."""
-    top, most = sheet.y + 10, max_rows or max(rows)
-    unit = min(56 / most, 14.0)
-    base = top + most * unit
-    sheet.text(x0 - 8, (top + base) / 2, "rows in the pass", ha="right", size=SMALL, colour=MUTED)
-    for i, number in enumerate(rows):
-        x = x0 + i * width
-        if max_rows is not None:
-            sheet.rect(x, top, width, (most - number) * unit, ROLES["padding"], name=f"unused pass {i + 1}")
-        sheet.rect(x, base - number * unit, width, number * unit, ROLES["in_use"], name=f"rows pass {i + 1}")
-        if width >= 14 and number:
-            sheet.text(x + width / 2, base - number * unit / 2, str(number), ha="center", size=TINY)
-    sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
-    sheet.y = base + 10
-    if max_rows is not None:
-        sheet.legend([(ROLES["in_use"], "rows used"), (ROLES["padding"], f"rows not used, of {max_rows}")])
 
 
 MOST_CELLS = 40
@@ -119,10 +120,8 @@ def padded_batch(
                 look = owner_style(name, i) if k < length else ROLES["padding"]
                 sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
         else:
+            sheet.rect(x0, sheet.y, longest * width, 20, ROLES["padding"], name=f"row {i} padding")
             sheet.rect(x0, sheet.y, length * width, 20, owner_style(name, i), name=f"row {i} used")
-            sheet.rect(
-                x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
-            )
         padding = longest - length
         use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
         sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
@@ -134,20 +133,13 @@ def padded_batch(
     if len(lens) > MOST_SESSIONS:
         sheet.caption(f"… and {count(len(lens) - MOST_SESSIONS, 'more row')}.")
     in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
-    sheet.legend(
-        [
-            (
-                owner_style(names[0], 0),
-                f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}",
-            ),
-            (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
-        ]
-    )
-    alt = (
+    of_used = f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"
+    of_padding = f"{cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"
+    sheet.legend([(owner_style(names[0], 0), of_used), (ROLES["padding"], f"padding: {of_padding}")])
+    return sheet.picture(
         f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
         f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
     )
-    return sheet.picture(alt)
 
 
 def _lens(given: Sequence[Any]) -> tuple[list[int], int]:

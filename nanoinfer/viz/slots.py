@@ -78,10 +78,8 @@ def draw_slot_map(
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
     shown = [i for i in range(len(kinds)) if counts[i] or i in always]
-    names = [name for _, name in kinds]
-    if counts[LOCKED]:
-        names[TREE] = "tree, unlocked"
-    entries = [(kinds[i][0], f"{names[i]}: {counts[i]:,}") for i in shown]
+    names = {i: "tree, unlocked" if i == TREE and counts[LOCKED] else kinds[i][1] for i in shown}
+    entries = [(kinds[i][0], f"{name}: {counts[i]:,}") for i, name in names.items()]
     sheet.legend(entries, marked=f"marked: {runs(np.sort(marked))}" if marked.size else "")
     alt = f"{count(pool.size, 'slot')}: " + ", ".join(f"{counts[i]:,} {kinds[i][1]}" for i in shown)
     for kind in (UNOWNED, SEVERAL):

@@ -9,7 +9,7 @@ from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, number, percent
+from nanoinfer.viz.words import count, duration, number, percent
 
 WAITING = "waiting"  # a kind with a look of its own, the same in all pictures
 HEIGHT, PITCH = 20.0, 28.0
@@ -115,7 +115,7 @@ def kernel_times(
         for kernel, _, begin, end in calls:
             sums[_kind(kernel)] += end - begin
         sums[OUTSIDE] = max(0.0, seconds - sum(sums.values()))
-        took, kernels = _in_words(seconds), count(len(calls), "kernel")
+        took, kernels = duration(seconds), count(len(calls), "kernel")
         words = f"{took}: {percent(seconds - sums[OUTSIDE], seconds)} in {kernels}"
         sheet.text(x0, sheet.y + 12, label, weight="bold", width=sheet.right - x0 - 220)
         sheet.text(sheet.right, sheet.y + 12, words, size=SMALL, ha="right")
@@ -131,11 +131,6 @@ def kernel_times(
 
 def _kind(kernel: str) -> str:
     return PRODUCT if "linear" in kernel else ATTENTION if kernel.startswith("attention") else OTHER
-
-
-def _in_words(seconds: float) -> str:
-    """In milliseconds, or in microseconds below one of them."""
-    return f"{number(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{number(round(1e6 * seconds))} µs"
 
 
 def _bar(sheet: Sheet, label: str, calls: Sequence[Call], seconds: float, x0: float, scale: float) -> None:

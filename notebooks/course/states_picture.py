@@ -7,7 +7,7 @@ from nanoinfer.viz.lettering import BODY, SMALL, text_width
 from nanoinfer.viz.palette import INK, MUTED, PAPER, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type, visible
+from nanoinfer.viz.words import count, visible
 from notebooks.course.expression_text import expression_text, said
 from notebooks.course.regular_expression import Machine
 
@@ -26,8 +26,6 @@ def states_picture(
     `path`: a text, or the texts of tokens, whose way is marked. A state with a double frame is one in which a text may end.
     Raises ValueError for a machine of more than 9 states.
     """
-    expect_type("machine", machine, Machine)
-    expect_type("path", path, Sequence)
     machine = deepcopy(machine)  # it makes its states when they are first reached
     arrows = _arrows(machine)
     total = len(machine.states)

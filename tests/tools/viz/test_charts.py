@@ -217,7 +217,6 @@ def test_partial_sums_of_a_split_product_are_those_of_its_columns_and_rows() -> 
         (0, set()),
         (1, {"everywhere"}),
         (["model", "attention"], {"model", "attention"}),
-        ("Input_Metadata", {"input metadata"}),
         (5, {"rows", "slots"}),
         (19, {"radix tree", "slots"}),
         ("07", {"attention"}),
