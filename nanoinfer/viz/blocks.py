@@ -1,6 +1,7 @@
 """block_rows, hashed_blocks, storeys: a request in blocks, prompts as hashed blocks, and which storey has which block."""
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import checked_lens, count, run_list, runs, visible_ends
 
 GUTTER, TALL = 92.0, 22.0
@@ -25,8 +26,7 @@ def block_rows(
     length: int,
     *,
     new: int = 0,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """The request in `row`, with `length` tokens, the last `new` of them computed in this pass.
 
@@ -41,7 +41,7 @@ def block_rows(
     table = _block_table(slots, size)
     label = f"request {row}"
     style = owner_style(label, row)
-    sheet = Sheet(title, f"{label}: its row, its block table, and the buffer in blocks of {size}", caption=caption)
+    sheet = Sheet(default_title=f"{label}: its row, its block table, and the buffer in blocks of {size}", **heading)
     looks = [ROLES["new"] if n >= length - new else style for n in range(length)]
     _row_and_table(sheet, slots, table, looks, style, size)
     _buffer(sheet, pool, slots, table, looks)
@@ -96,29 +96,22 @@ def _row_and_table(
 
 def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[int], looks: list[Style]) -> None:
     size, x0 = pool.page_size, sheet.left + GUTTER
-    number_of = {int(slot): n for n, slot in enumerate(slots)}
-    empty = {block * size + offset for block in table for offset in range(size)} - number_of.keys()
-    free = set(pool.free_slots().tolist())
-    gap, cell = 8.0, 22.0
-    per_line = max(1, int((sheet.right - x0 + gap) // (size * cell + gap)))
-    if size * cell > sheet.right - x0:
-        per_line, cell = 1, (sheet.right - x0) / size
+    own, free = dict(zip(slots.tolist(), looks, strict=True)), set(pool.free_slots().tolist())
+    cell = min(22.0, (sheet.right - x0) / size)
+    per_line = max(1, int((sheet.right - x0 + 8) // (size * cell + 8)))
     sheet.text(sheet.left, sheet.y + 7, "the buffer", size=SMALL, weight="bold")
     sheet.text(sheet.left, sheet.y + 22, f"[{pool.size // size}, {size}, ...]", size=SMALL, colour=MUTED)
     for block in range(pool.size // size):
-        x = x0 + block % per_line * (size * cell + gap)
-        if block and block % per_line == 0:
-            sheet.y += 42
-        bold = "bold" if block in table else "normal"
-        sheet.text(x, sheet.y + 7, f"{'block ' if size * cell > 44 else ''}{block}", size=TINY, weight=bold)
+        x, ours = x0 + block % per_line * (size * cell + 8), block in table
+        sheet.y += 42 if block and block % per_line == 0 else 0
+        name = f"{'block ' if size * cell > 44 else ''}{block}"
+        sheet.text(x, sheet.y + 7, name, size=TINY, weight="bold" if ours else "normal")
         for offset in range(size):
             slot = block * size + offset
-            look = EMPTY if slot in empty else FREE if slot in free else OTHERS
-            if slot in number_of:
-                look = looks[number_of[slot]]
-            place = x + offset * cell, sheet.y + 14
-            sheet.cell(*place, cell, TALL, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
-        if block in table:
+            look = own.get(slot, EMPTY if ours else FREE if slot in free else OTHERS)
+            place = x + offset * cell, sheet.y + 14, cell, TALL
+            sheet.cell(*place, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
+        if ours:
             sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4)
     sheet.y += 50
 
@@ -129,12 +122,7 @@ MOST_BLOCKS = 5
 
 
 def hashed_blocks(
-    prompts: Mapping[str, Sequence[int]],
-    block_size: int,
-    tokenizer: Tokenizer,
-    *,
-    title: str | None = None,
-    caption: str | None = None,
+    prompts: Mapping[str, Sequence[int]], block_size: int, tokenizer: Tokenizer, **heading: Unpack[Heading]
 ) -> Picture:
     """A row per prompt (label → token ids), a box per complete block, with its text and the first digits of its hash. An
     arrow goes from each block to the one whose hash covers it.
@@ -144,7 +132,7 @@ def hashed_blocks(
     hashes = {label: block_hashes(tokens, block_size) for label, tokens in prompts.items()}
     seen = [block for of in hashes.values() for block in of]
     shared = {block for block in seen if seen.count(block) > 1}
-    sheet = Sheet(title, f"Blocks of {block_size} tokens", caption=caption)
+    sheet = Sheet(default_title=f"Blocks of {block_size} tokens", **heading)
     gutter = min(max(map(text_width, prompts)) + 14, 150)
     columns = min(max(len(of) for of in hashes.values()), MOST_BLOCKS) + 1
     width = min((sheet.right - sheet.left - gutter) / columns - ARROW, 190.0)
@@ -194,13 +182,7 @@ POOL, HOST, FILES = ROLES["tree"], BARS[1], BARS[0]
 LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
 
 
-def storeys(
-    cache: CacheManager,
-    prompts: Mapping[str, Sequence[int]],
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Picture:
+def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading: Unpack[Heading]) -> Picture:
     """Per prompt (label → token ids), a line for each storey that `cache` has, with what it holds of these tokens: the pool
     any number of the first ones, host memory and files blocks. Looking counts as no use.
 
@@ -209,7 +191,7 @@ def storeys(
     if cache.storey is None:
         raise ValueError("cache: has no storey below its pool (see host_cache_tokens and cache_dir)")
     held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
-    sheet = Sheet(title, "Where K/V is", caption=caption)
+    sheet = Sheet(default_title="Where K/V is", **heading)
     gutter = min(max(map(text_width, prompts)) + 14, 150)
     x0, size = sheet.left + gutter + NAMES, cache.storey.block_size
     token = (sheet.right - x0 - 50) / max(len(tokens) for tokens in prompts.values())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import atan2, ceil, degrees, floor, inf, log
-from typing import Any
+from typing import Any, Unpack
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from nanoinfer.viz.lettering import CAPTION, SMALL, drawable, text_width, wrapped
 from nanoinfer.viz.palette import BARS, GRID, INK, LINES, MUTED, PHASE_STYLES
 from nanoinfer.viz.picture import WIDTH, Picture, default_settings
-from nanoinfer.viz.sheet import MARGIN, Sheet
+from nanoinfer.viz.sheet import MARGIN, Heading, Sheet
 from nanoinfer.viz.words import count, duration, num_bytes, number, one_line, percent, ratio
 
 LINE_STYLES = ("-", "--", "-.", ":")
@@ -24,10 +24,9 @@ def bars(
     values: Mapping[str, float] | Mapping[str, Mapping[str, float]],
     *,
     unit: str,
-    title: str | None = None,
     compare: str | None = None,
     colours: Sequence[str] = (),
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """One bar per label, its number in `unit` at its end; with `compare="label"` also how many times that bar it is.
 
@@ -49,7 +48,7 @@ def bars(
         label: f"{number(value)} {unit}" + ("" if base is None or label == compare else f"  ({ratio(value / base)}×)")
         for label, value in numbers.items()
     }
-    sheet = Sheet(title, caption=caption)
+    sheet = Sheet(**heading)
     labels = list(dict.fromkeys(label for labelled in groups.values() for label in labelled))
     of_label = {label: BARS[i % 4] for i, label in enumerate(dict.fromkeys([*colours, *labels]))}
     beside = labels if "" in groups else list(groups)

@@ -1,6 +1,7 @@
 """extend_mask, attention_mask: which new token sees which token of its sequence; and a mask that was computed elsewhere."""
 
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import torch
 
@@ -9,7 +10,7 @@ from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.lettering import TINY, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 
 MOST_CELLS = 32  # keys drawn one by one
@@ -25,8 +26,7 @@ def extend_mask(
     tokens: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
     sliding_window: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """For each request a rectangle: its new tokens (queries) down, all its tokens (keys) across; filled where it sees.
 
@@ -39,7 +39,7 @@ def extend_mask(
         raise ValueError(f"sliding_window={sliding_window}: must be at least 1")
     mode, window = metadata.forward_mode.name, sliding_window or max(m.seq_lens)
     default = f"What each new token sees in one {mode} pass: new tokens (down) × all tokens (across)"
-    sheet = Sheet(title, default, caption=caption)
+    sheet = Sheet(default_title=default, **heading)
     before = [i for i in range(m.shown) if m.prefixes[i]]
     entries = [(m.style(i), f"sees, in {m.labels[i]}: K/V from earlier passes") for i in before]
     if len(before) > 2:
@@ -136,8 +136,7 @@ def attention_mask(
     prefix_len: int,
     sliding_window: int | None = None,
     wanted: torch.Tensor | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """`mask` bool [new, S], True = sees: the mask of a request's last `new` tokens, the first `prefix_len` of S cached.
 
@@ -154,7 +153,7 @@ def attention_mask(
     if wanted is None:
         distance = torch.arange(prefix_len, total)[:, None] - torch.arange(total)
         wanted = (distance >= 0) & (distance < (sliding_window or total))
-    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)", caption=caption)
+    sheet = Sheet(default_title="An attention mask: new tokens (down) × all tokens (across)", **heading)
     styles = {
         "prefix": (request_style(0), "sees; K/V of the request from earlier passes"),
         "new": (ROLES["new"], "sees; K/V computed in this pass"),

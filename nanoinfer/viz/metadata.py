@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
 from nanoinfer.viz.palette import INK, MUTED, PLAIN, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import NO_SLOT, SPACE_NOTE, abridged, count, slots, slots_of_several
 
 TABLE = (
@@ -41,8 +42,7 @@ def input_metadata(
     fields: Sequence[str] | None = None,
     tokens: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Fields by their names: those over the new tokens, those over all tokens, those over requests, and single values.
 
@@ -61,7 +61,7 @@ def input_metadata(
     what = {"VERIFY": "the newest token of each sequence and its drafts", "DECODE": "one new token of each sequence"}
     mode = metadata.forward_mode.name
     whose = what.get(mode, "the new tokens of each sequence")
-    sheet = Sheet(title, f"InputMetadata of one {mode} pass: {whose}", caption=caption)
+    sheet = Sheet(default_title=f"InputMetadata of one {mode} pass: {whose}", **heading)
     read = {str(i): np.array(m.kv_indices[m.kv_indptr[i] : m.kv_indptr[i + 1]]) for i in range(m.shown)}
     sharers = {slot: [m.style(int(i)) for i in of] for slot, of in slots_of_several(read).items() if slot >= 0}
     entries: list[tuple[Look, str]] = [(m.style(i), m.labels[i]) for i in range(m.shown)]

@@ -1,7 +1,7 @@
 """decoder, split_layer, split_product: a model's parts in their order, and its matrices over several processes."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from nanoinfer.parallel.shard import Shard, cuts_of
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import count, number
 
 EARLIER, NEW = ROLES["in_use"], ROLES["new"]
@@ -31,13 +31,13 @@ class Box(NamedTuple):
     thirds: tuple[int, int] = (0, 3)  # where it is drawn
 
 
-def decoder(config: ModelConfig, *, title: str | None = None, caption: str | None = None) -> Picture:
+def decoder(config: ModelConfig, **heading: Unpack[Heading]) -> Picture:
     """How `T` tokens go through a dense decoder, from ids to logits: what each part makes and how many parameters it has.
 
     In attention, K and V of the new tokens join those of earlier passes in the cache; the query of each new token is
     compared with every cached K, and the values of V are summed by the result.
     """
-    c, sheet = config, Sheet(title, "From token ids to logits", caption=caption)
+    c, sheet = config, Sheet(default_title="From token ids to logits", **heading)
     hidden, heads, kv_heads, size = c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim
     kv, q_shape, kv_shape = (
         (hidden + c.qkv_bias) * kv_heads * size,
@@ -53,7 +53,8 @@ def decoder(config: ModelConfig, *, title: str | None = None, caption: str | Non
     gate = Box("gate, up", f"2 × [T, {c.intermediate_size}]", 2 * (hidden + c.mlp_bias) * c.intermediate_size)
     down = Box("down", f"[T, {hidden}]", hidden * (c.intermediate_size + c.mlp_bias))
     rotated = "heads are normed, then rotated by position" if c.qk_norm else "rotated by position"
-    in_layer = _norms_per_layer(c)
+    layer_of = find_family(c.architecture).layer_class(c, 0, torch.float32, torch.device("meta"))
+    in_layer = sum(isinstance(part, RMSNorm) for part in layer_of.children())  # beside those of query and key heads
     behind = [[norm]] if in_layer == 4 else []  # in some families there is one before and one behind each
     attention = [
         [norm],
@@ -107,12 +108,6 @@ def decoder(config: ModelConfig, *, title: str | None = None, caption: str | Non
     )
 
 
-def _norms_per_layer(config: ModelConfig) -> int:
-    """2, or as many as the family's layers have beside those of query and key heads."""
-    layer = find_family(config.architecture).layer_class(config, 0, torch.float32, torch.device("meta"))
-    return sum(isinstance(part, RMSNorm) for part in layer.children())
-
-
 def _boxes(sheet: Sheet, rows: Sequence[Sequence[Box]], *, branch: bool = False) -> None:
     """Rows of boxes from top to bottom, each with an arrow from what is above it. `branch`: out of the residual stream and
     back to it, where the result is added."""
@@ -148,7 +143,7 @@ MOST_HEIGHT = 112.0  # of a matrix
 EDGE, FRAME = "#767676", "#c8c8c8"
 
 
-def split_layer(config: ModelConfig, parts: int, *, title: str | None = None, caption: str | None = None) -> Picture:
+def split_layer(config: ModelConfig, parts: int, **heading: Unpack[Heading]) -> Picture:
     """A layer of a model with `config` over `parts` processes, by the engine's own rules (nanoinfer/parallel/cuts.py).
 
     From left to right, matrices as [inputs, outputs], to scale. A process has columns of q, k, v, gate and up, and the rows
@@ -162,7 +157,7 @@ def split_layer(config: ModelConfig, parts: int, *, title: str | None = None, ca
     heads = [
         f"{count(c.num_attention_heads, 'query head')} and {count(c.num_key_value_heads, 'K/V head')}" for c in own
     ]
-    sheet = Sheet(title, f"A layer over {count(parts, 'process')}", caption=caption)
+    sheet = Sheet(default_title=f"A layer over {count(parts, 'process')}", **heading)
     room = sheet.right - sheet.left - GUTTER - 7 * GAP - 3 * BAND
     scale = min(room / (q + 2 * kv + 2 * hidden + 2 * mlp + 20), MOST_HEIGHT / max(hidden, q, mlp))
     lane, top = max(hidden, q, mlp) * scale + 18, sheet.y + 20
@@ -213,9 +208,7 @@ CELL, TALL, WIDE = 17.0, 17.0, 36.0  # a cell's largest side; the height and the
 NAMES, SPACE = 92.0, 34.0
 
 
-def split_product(
-    x: Any, first: Any, second: Any, parts: int, *, title: str | None = None, caption: str | None = None
-) -> Picture:
+def split_product(x: Any, first: Any, second: Any, parts: int, **heading: Unpack[Heading]) -> Picture:
     """`x` [d] @ `first` [d, f] @ `second` [f, d], drawn per process: its columns of `first`, its rows of `second`, and the
     numbers of its partial sum; below, the sum of all.
 
@@ -226,7 +219,7 @@ def split_product(
     if f % parts:
         raise ValueError(f"parts={parts}: must divide f={f}")
     size = f // parts
-    sheet = Sheet(title, "Columns of the first matrix, rows of the second", caption=caption)
+    sheet = Sheet(default_title="Columns of the first matrix, rows of the second", **heading)
     cell = min(CELL, (sheet.right - sheet.left - NAMES - 4 * SPACE - WIDE * out) / (d + 2 * f + out))
     height, total = cell * max(d, f), np.zeros(out)
     matrices = (("x", 1, d, ""), ("first", d, f, "·"), ("h", 1, f, "="), ("second", f, out, "·"))

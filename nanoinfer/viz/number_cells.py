@@ -1,42 +1,27 @@
 """attention_steps, heat_map, wire: numbers in cells: attention worked out, a matrix of shares, and bytes."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, DARKEST, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, visible
 
 CELL, TALL, GAP, NAMES = 72.0, 26.0, 30.0, 62.0
-MOST = 8  # tokens
-MOST_WIDE = 4  # numbers in a key
 
 
-def attention_steps(
-    q: Any,
-    keys: Any,
-    values: Any,
-    *,
-    newest: bool = False,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Picture:
+def attention_steps(q: Any, keys: Any, values: Any, *, newest: bool = False, **heading: Unpack[Heading]) -> Picture:
     """One query against every cached K: q · k, ÷ √D, softmax, weight × v, and the sum, each with its numbers.
 
     `q` [D], `keys` [S, D], `values` [S, D]: one head, from 1 to 8 tokens, D up to 4. `newest=True`: the last row has just
-    been appended, computed in this pass; the others were in the cache. Raises ValueError when the shapes do not fit.
+    been appended, computed in this pass; the others were in the cache.
     """
     query, key, value = (np.asarray(given, dtype=np.float64) for given in (q, keys, values))
     size = len(query)
-    if key.shape != value.shape or key.shape[1:] != (size,) or not (size <= MOST_WIDE and 1 <= len(key) <= MOST):
-        raise ValueError(
-            f"keys: shapes {[*query.shape]}, {[*key.shape]}, {[*value.shape]}: must be [D], [S, D], [S, D] with D up to "
-            f"{MOST_WIDE} and S from 1 to {MOST}"
-        )
     names = [f"token {i}" for i in range(len(key))]
     dots = key @ query
     scores = dots / size**0.5
@@ -45,7 +30,7 @@ def attention_steps(
     parts = weights[:, None] * value
     out = parts.sum(0)
     sheet = Sheet(
-        title, f"Attention of one token over {count(len(key), 'token')}, one head, D = {size}", caption=caption
+        default_title=f"Attention of one token over {count(len(key), 'token')}, one head, D = {size}", **heading
     )
     columns: list[tuple[str, str, np.ndarray]] = [
         ("k", "of each token", key),
@@ -114,22 +99,19 @@ def heat_map(
     numbers: bool = False,
     most: float = 1.0,
     causal: bool = False,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
 
     `causal`: row i has cells up to column i only, since a token sees none after it. `numbers` have three decimals if `most`
     is small. Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the
     keys.
-    Raises ValueError when labels do not fit the shape, or a value is outside 0..1.
+    Raises ValueError when a value is outside 0..1.
     """
     matrix = np.asarray(values, dtype=np.float64)
-    if matrix.shape != (len(rows), len(columns)):
-        raise ValueError(f"values: shape {list(matrix.shape)}, must be [{len(rows)}, {len(columns)}] as labelled")
     if not 0 <= matrix.min() <= matrix.max() <= 1 + 1e-6:
         raise ValueError(f"values: {matrix.min():g}..{matrix.max():g}, must be in 0..1")
-    sheet = Sheet(title, caption=caption)
+    sheet = Sheet(**heading)
     places = 2 if most > 0.2 else 3
     across, down = [_label(text) for text in columns], [_label(text) for text in rows]
     gutter = min(max(text_width(text) for text in down) + 16, 220)
@@ -185,7 +167,7 @@ Data = bytes | bytearray | np.ndarray
 ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
 
 
-def wire(parts: Sequence[tuple[str, Data]], *, title: str | None = None, caption: str | None = None) -> Picture:
+def wire(parts: Sequence[tuple[str, Data]], **heading: Unpack[Heading]) -> Picture:
     """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
     number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
 
@@ -198,7 +180,7 @@ def wire(parts: Sequence[tuple[str, Data]], *, title: str | None = None, caption
             sizes[label] = sizes.get(label, 0) + (data.nbytes if isinstance(data, np.ndarray) else len(data))
     total = sum(sizes.values())
     styles = {label: BY_SIZE[i] for i, label in enumerate(sorted(sizes, key=lambda label: -sizes[label]))}
-    sheet = Sheet(title, f"{count(total, 'byte')} on the wire", caption=caption)
+    sheet = Sheet(default_title=f"{count(total, 'byte')} on the wire", **heading)
     width = (sheet.right - sheet.left - GUTTER) / COLUMNS
     column = at = 0
     for label, data in parts:

@@ -1,27 +1,27 @@
 """engine, timeline: slots, rows and tree of a live Engine in one picture, and the requests of a trace over steps."""
 
-from typing import Any
+from typing import Any, Unpack
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.viz.facts import decoder_of, request_labels
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.rows import draw_request_rows
-from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.slots import draw_slot_map, owners, running_labels
+from nanoinfer.viz.sheet import Heading, Sheet
+from nanoinfer.viz.slots import draw_slot_map, owners
 from nanoinfer.viz.tree import draw_radix_tree
 from nanoinfer.viz.words import count, plural_list
 
 MOST_ROWS = 8
 
 
-def engine(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
+def engine(engine: Engine, **heading: Unpack[Heading]) -> Picture:
     """The owner of each slot, the rows of the running requests (the first 8), the tree, and the requests that wait."""
     scheduler, cache = engine.scheduler, engine.cache
     running, waiting = len(scheduler.running), list(scheduler.waiting)
-    sheet = Sheet(title, f"Engine: {running} running, {len(waiting)} waiting", caption=caption)
+    sheet = Sheet(default_title=f"Engine: {running} running, {len(waiting)} waiting", **heading)
     sheet.heading(f"TokenToKVPool: {cache.token_to_kv_pool.size:,} slots, page_size={cache.token_to_kv_pool.page_size}")
     slots = draw_slot_map(sheet, cache.token_to_kv_pool, owners(engine), engine.radix_cache, None)
-    labelled = zip(running_labels(engine), scheduler.running, strict=True)
+    labelled = zip(request_labels(engine, scheduler.running), scheduler.running, strict=True)
     shown = {req.req_pool_idx: (label, req) for label, req in labelled if req.req_pool_idx is not None}
     shown = dict(list(shown.items())[:MOST_ROWS])
     sheet.heading(

@@ -1,7 +1,7 @@
 """verify_rows, drafted_text, adapter_rows: a pass with drafts, the text that they became, and a pass with adapters."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from nanoinfer.adapters.projections import projections
 from nanoinfer.engine.engine import Engine
@@ -12,7 +12,7 @@ from nanoinfer.viz.facts import last_input_metadata, last_labels
 from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, plural_list, visible
 
 MOST_DRAFTS, MOST_ROWS = 6, 24
@@ -41,7 +41,7 @@ class _Request(NamedTuple):
         return _right(self.drafts, self.got)
 
 
-def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None = None) -> Picture:
+def verify_rows(engine: Engine, **heading: Unpack[Heading]) -> Picture:
     """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each of these a
     row with what it reads, what was sampled after it, and whether that is the next draft.
 
@@ -49,7 +49,7 @@ def verify_rows(engine: Engine, *, title: str | None = None, caption: str | None
     """
     requests, tokenizer = _requests(engine), engine.builder.tokenizer
     rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
-    sheet = Sheet(title, f"A VERIFY pass: {count(rows, 'row')}, {count(gained, 'token')}", caption=caption)
+    sheet = Sheet(default_title=f"A VERIFY pass: {count(rows, 'row')}, {count(gained, 'token')}", **heading)
     row = 0
     for each in requests:
         _slots(sheet, each, tokenizer)
@@ -164,9 +164,7 @@ KINDS: dict[str, tuple[Style, str]] = {
 Passes = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
-def drafted_text(
-    passes: Passes, tokenizer: Tokenizer | None = None, *, title: str | None = None, caption: str | None = None
-) -> Picture:
+def drafted_text(passes: Passes, tokenizer: Tokenizer | None = None, **heading: Unpack[Heading]) -> Picture:
     """The tokens of one request, those of the same pass side by side and a gap between passes.
 
     `passes`: for each pass its drafts and the tokens that it gave, as token ids. The tokens are the accepted drafts, and
@@ -178,7 +176,7 @@ def drafted_text(
     total = sum(number.values())
     if not 0 < total <= MOST_TOKENS:
         raise ValueError(f"passes: have {total} tokens; must be 1..{MOST_TOKENS}")
-    sheet = Sheet(title, f"{count(total, 'token')} from {count(len(passes), 'pass')}", caption=caption)
+    sheet = Sheet(default_title=f"{count(total, 'token')} from {count(len(passes), 'pass')}", **heading)
     x = sheet.left
     for i, ((_, tokens), of_pass) in enumerate(zip(passes, kinds, strict=True)):
         texts = [_text(tokenizer, int(token)) for token in tokens]
@@ -222,11 +220,7 @@ ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79
 
 
 def adapter_rows(
-    engine: Engine,
-    layer: str = "model.layers.0.self_attn.qkv_proj",
-    *,
-    title: str | None = None,
-    caption: str | None = None,
+    engine: Engine, layer: str = "model.layers.0.self_attn.qkv_proj", **heading: Unpack[Heading]
 ) -> Picture:
     """The engine's last pass at one linear layer: a row for each token, coloured by adapter; below, the tiles in which they
     are read, the sizes of the matrices A and B of each, and to which of the layer's outputs something is added.
@@ -254,7 +248,7 @@ def adapter_rows(
     texts = [f"{label}: {_text(tokenizer, i)}" for label, i in zip(of_rows, batch.input_ids.tolist(), strict=True)]
 
     default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
-    sheet = Sheet(title, default, caption=caption)
+    sheet = Sheet(default_title=default, **heading)
     sheet.text(sheet.left, sheet.y + 6, "the rows of x, in the order of the pass", weight="bold")
     sheet.y += 18
     for row, place in enumerate(places):

@@ -1,13 +1,13 @@
 """request_rows: rows of req_to_token, position → slot."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import FETCHED, INK, MUTED, ROLES, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import NO_SLOT, checked_lens, count, runs, slots, slots_of_several, span
 
 MOST_CELLS = 30  # positions drawn one by one; longer rows are drawn as runs
@@ -25,8 +25,7 @@ def request_rows(
     allocated_lens: Mapping[int, int] | None = None,
     fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     labels: Mapping[int, str] | Sequence[str] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """The rows in `seq_lens` ({row: length}), a slot in each cell.
 
@@ -37,7 +36,7 @@ def request_rows(
     of the first `prefix_lens` positions came back from `host` memory or from files (`disk`), as in `Req.fetched`; they are
     hatched. `labels`: one text per row. Raises ValueError when a row or a length is outside the pool.
     """
-    sheet = Sheet(title, "ReqToTokenPool: position → slot", caption=caption)
+    sheet = Sheet(default_title="ReqToTokenPool: position → slot", **heading)
     return sheet.picture(
         draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens, fetched)
     )

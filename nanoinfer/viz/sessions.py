@@ -1,13 +1,13 @@
 """session_steps, padded_batch: which sessions had a row in which decode pass, and what padding them wastes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
 from nanoinfer.sessions.inference import InferenceSession
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, owner_style, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import abridged, count, num_bytes, percent
 
 MOST_ROWS = 24
@@ -15,24 +15,18 @@ HEIGHT = 19.0
 
 
 def session_steps(
-    steps: Sequence[Mapping[int, int]],
-    *,
-    max_rows: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    steps: Sequence[Mapping[int, int]], *, max_rows: int | None = None, **heading: Unpack[Heading]
 ) -> Picture:
     """Requests (down) × decode passes (across), filled where the request was computed; below, the rows of each pass.
 
     `steps`: what `OfflineScheduler.step` returned, {request id: token id}, in order; {} is a step without a pass.
-    `max_rows`: rows that a pass may have; what is not used of them is drawn, too. Raises ValueError for no steps.
+    `max_rows`: rows that a pass may have; what is not used of them is drawn, too.
     """
     ids = sorted({request_id for step in steps for request_id in step})
-    if not ids:
-        raise ValueError("steps: must have at least one with a token")
     rows = [len(step) for step in steps]
     names = {request_id: f"request {request_id}" for request_id in ids}
 
-    sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)
+    sheet = Sheet(default_title="Which request is computed in which DECODE pass", **heading)
     x0 = sheet.left + max(text_width(text) for text in [*names.values(), "rows in the pass"]) + 12
     width = min((sheet.right - x0 - 8) / len(steps), 34.0)
     sheet.text(x0 - 8, sheet.y + 6, "decode pass", ha="right", size=SMALL, colour=MUTED)
@@ -95,20 +89,19 @@ def padded_batch(
     sessions_or_lens: Sequence[InferenceSession] | Sequence[int],
     *,
     labels: Sequence[str] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
 
-    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row. Raises
-    ValueError for negative lengths and for none.
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row.
     """
-    lens, bytes_per_token = _lens(sessions_or_lens)
+    lens = [each if isinstance(each, int) else each.kv_len for each in sessions_or_lens]
+    bytes_per_token = getattr(getattr(sessions_or_lens[0], "engine", None), "kv_bytes_per_token", 0)
     names = list(labels) if labels is not None else [f"session {i}" for i in range(len(lens))]
     longest, used = max(lens), sum(lens)
     cells = longest * len(lens)
     sheet = Sheet(
-        title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", caption=caption
+        default_title=f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", **heading
     )
     gutter = min(max(text_width(name) for name in names) + 12, 200)
     room = sheet.right - sheet.left - gutter - 150
@@ -140,12 +133,3 @@ def padded_batch(
         f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
         f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
     )
-
-
-def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
-    """Tokens per row, and bytes of K/V per token (0: unknown)."""
-    if given and hasattr(given[0], "kv_len"):
-        return [session.kv_len for session in given], given[0].engine.kv_bytes_per_token
-    if min(given, default=-1) < 0:
-        raise ValueError(f"sessions_or_lens={given!r}: must have a row, and no negative length")
-    return [int(length) for length in given], 0

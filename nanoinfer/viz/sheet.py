@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
@@ -18,6 +18,13 @@ MARGIN = 14.0
 SHARED_STRIP = 0.36  # the part of a cell's height that shows its other owners
 HEAD = 8.0  # of an arrow
 Look = Style | Sequence[Style]  # one style, or those of all that share
+
+
+class Heading(TypedDict, total=False):
+    """What every picture takes: another `title`, and a `caption` beneath it."""
+
+    title: str | None
+    caption: str | None
 
 
 class Sheet:

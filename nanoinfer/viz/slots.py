@@ -1,7 +1,7 @@
 """slot_map, allocator_marks: every slot of the TokenToKVPool by its owner, and how the lowest free ones are found."""
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Unpack, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import checked_slots, count, runs, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
@@ -24,16 +24,11 @@ FREE, TREE, LOCKED, UNOWNED, SEVERAL, FIRST_OWNER = range(6)
 
 def owners(engine: Engine) -> dict[str, np.ndarray]:
     """`{label: slots}` of the running requests of an Engine: the slots that each one owns, without those of the tree."""
-    rows = engine.cache.rows
+    rows, running = engine.cache.rows, engine.scheduler.running
     return {
         label: rows[req.req_pool_idx, req.tree_len : req.allocated_len].astype(np.int64)
-        for label, req in zip(running_labels(engine), engine.scheduler.running, strict=True)
+        for label, req in zip(request_labels(engine, running), running, strict=True)
     }
-
-
-def running_labels(engine: Engine) -> list[str]:
-    """What the pictures call the running requests, in order of admission."""
-    return request_labels(engine, engine.scheduler.running)
 
 
 def slot_map(
@@ -42,8 +37,7 @@ def slot_map(
     *,
     radix_cache: RadixCache | None = None,
     highlight: Indices | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
 
@@ -54,9 +48,8 @@ def slot_map(
     Raises ValueError for slots outside the pool.
     """
     sheet = Sheet(
-        title,
-        f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
-        caption=caption,
+        default_title=f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
+        **heading,
     )
     return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight))
 
@@ -177,12 +170,7 @@ BEFORE = 4  # marks drawn in front of the first free one
 GUTTER = 118.0
 
 
-def allocator_marks(
-    allocator: SlotAllocator | TokenToKVPool | ReqToTokenPool,
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Picture:
+def allocator_marks(allocator: SlotAllocator | TokenToKVPool | ReqToTokenPool, **heading: Unpack[Heading]) -> Picture:
     """The marks of an allocator, 1 for free and 0 for taken: one per block above, one per page of the block below.
 
     The first 1 above is where a search begins, and the first 1 below it is the lowest free page. `allocator`: a
@@ -193,7 +181,7 @@ def allocator_marks(
     # Pages in a block, as the class's own module or notebook has it.
     per_block = int(getattr(type(found).alloc, "__globals__", {}).get("BLOCK", BLOCK))
     unit = "slot" if found.page_size == 1 else f"page of {found.page_size} slots"
-    sheet = Sheet(title, f"One mark per block, one mark per {unit}", caption=caption)
+    sheet = Sheet(default_title=f"One mark per block, one mark per {unit}", **heading)
     marks, blocks = found._is_free, found._block_is_free
     free, x0, width, shown = np.flatnonzero(marks), sheet.left + GUTTER, 44.0, min(len(blocks), MOST_BLOCKS)
     first = int(free[0]) if free.size else None
@@ -201,8 +189,6 @@ def allocator_marks(
     for i in range(0, shown, 1 if per_block < 10 else 2):
         name = span(i * per_block, min((i + 1) * per_block, len(marks)) - 1)
         sheet.text(x0 + (i + 0.5) * width, sheet.y + 32, name, size=TINY, colour=MUTED, ha="center")
-    if shown < len(blocks):
-        sheet.text(x0 + shown * width + 6, sheet.y + 12, f"… {len(blocks) - shown:,} more", size=TINY, colour=MUTED)
     sheet.y += 48
     said = f"{count(int(np.count_nonzero(blocks)), 'block')} of {len(blocks)} marked as having a free page"
     if first is None:

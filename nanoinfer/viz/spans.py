@@ -1,14 +1,14 @@
 """lanes, kernel_times, replicas: what happened when, on an axis of time: threads or requests, kernels, or replicas."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from matplotlib.ticker import MaxNLocator
 
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import count, duration, number, percent
 
 WAITING = "waiting"  # a kind with a look of its own, the same in all pictures
@@ -29,8 +29,7 @@ def lanes(
     *,
     unit: str,
     within: tuple[float, float] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """`spans`: (lane, kind, start, end), times in `unit`. Lanes are in the order in which they first appear, and each kind
     has its colour; the kind "waiting" is always light. `within`: where the scale begins and ends, so that several pictures
@@ -46,7 +45,7 @@ def lanes(
     first, last = min(each.start for each in checked), max(each.end for each in checked)
     length = last - first
     first, last = (first, last) if within is None else within
-    sheet = Sheet(title, f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", caption=caption)
+    sheet = Sheet(default_title=f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", **heading)
     gutter = min(max(text_width(name) for name in (*names, unit)) + 14, 260)
     x0, top, bottom = sheet.left + gutter, sheet.y, sheet.y + PITCH * len(names)
     scale = (sheet.right - x0 - 10) / ((last - first) or 1.0)
@@ -95,16 +94,14 @@ BAR, BAR_PITCH = 34.0, 74.0  # of a bar; from one bar to the next
 Call = tuple[str, str, float, float]  # kernel, module, begin and end in seconds
 
 
-def kernel_times(
-    passes: Mapping[str, tuple[Sequence[Call], float]], *, title: str | None = None, caption: str | None = None
-) -> Picture:
+def kernel_times(passes: Mapping[str, tuple[Sequence[Call], float]], **heading: Unpack[Heading]) -> Picture:
     """One bar per pass, all on one axis of time: each kernel from when to when, and what is outside them.
 
     `passes`: `{label: (calls, seconds)}`, a call being `(kernel, module, begin, end)`, in seconds after the pass began.
     Calls of one layer have a line beneath them.
     """
     longest = max(seconds for _, seconds in passes.values())
-    sheet = Sheet(title, caption=caption)
+    sheet = Sheet(**heading)
     x0, bottom = sheet.left + 26, sheet.y + BAR_PITCH * len(passes)
     scale = (sheet.right - x0) / longest
     unit, size = ("ms", 1e-3) if longest >= 2e-3 else ("µs", 1e-6)
@@ -163,8 +160,7 @@ def replicas(
     until: float | None = None,
     most_requests: int | None = None,
     ends: Mapping[str, float] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """`passes` of each replica, in order: objects with `start`, `end` (seconds), `cached` and `computed` (prompt tokens),
     and `running` and `waiting` (requests when the pass begins), such as `ReplicaPass`.
@@ -176,7 +172,7 @@ def replicas(
     last = max(each.end for each in everything) if until is None else until
     tallest = max(each.cached + each.computed for each in everything) or 1.0
     most = max(each.running + each.waiting for each in everything) if most_requests is None else most_requests
-    sheet = Sheet(title, "What each replica finds and computes, and its requests", caption=caption)
+    sheet = Sheet(default_title="What each replica finds and computes, and its requests", **heading)
     x0 = sheet.left + min(max(text_width(name, weight="bold") for name in passes) + 14, 120) + 62
     scale = (sheet.right - x0 - 118) / (last or 1.0)
     bands = [("tokens", "cached", ROLES["tree"], "found"), ("tokens", "computed", ROLES["new"], "computed")]

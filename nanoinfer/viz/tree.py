@@ -1,7 +1,7 @@
 """radix_tree: the nodes of a RadixCache, what is in them and what needs them."""
 
 from collections.abc import Callable, Collection, Iterable
-from typing import cast
+from typing import Unpack, cast
 
 from nanoinfer.cache.eviction import EVICTION_POLICIES
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
@@ -11,7 +11,7 @@ from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import ENDS_NOTE, count, is_a, slots, visible_ends
 
 Decode = Callable[[list[int]], str]
@@ -28,9 +28,8 @@ def radix_tree(
     *,
     decode: Decode | None = None,
     highlight: Highlight | None = None,
-    title: str | None = None,
     tell_next: bool = True,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Every node on a line, below its parent: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last
     use, `hit_count`.
@@ -39,7 +38,7 @@ def radix_tree(
     reader can find it). `decode` makes text of token ids (`llm.tokenizer.decode`). `highlight`: a node, some nodes, or a
     MatchResult (its path), framed. Of a large tree 28 nodes are drawn, and what is left out is counted.
     """
-    sheet = Sheet(title, "RadixCache: tokens → slots", caption=caption)
+    sheet = Sheet(default_title="RadixCache: tokens → slots", **heading)
     return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight, tell_next))
 
 
