@@ -87,11 +87,10 @@ def lines(
     *,
     x: str,
     y: str,
-    title: str | None = None,
     log: bool = False,
     times: str | None = None,
     ticks: Sequence[float] | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """One line per label through its points `(xs, ys)`; `x`, `y`: what the axes say.
 
@@ -105,9 +104,8 @@ def lines(
         if not across or len(across) != len(up) or (log and min(across + up) <= 0):
             raise ValueError(f"series[{label!r}]: must be xs and as many ys{', all above 0' if log else ''}")
     with default_settings():
-        picture, axes = chart(
-            380, (0.18 if log else 0.16) if times is not None else 0.1 if log else 0.09, title, caption
-        )
+        left = (0.18 if log else 0.16) if times is not None else 0.1 if log else 0.09
+        picture, axes = chart(380, left, **heading)
         for i, (label, (across, up)) in enumerate(points.items()):
             size = 5 if len(across) <= 40 else 0
             axes.plot(across, up, label=drawable(label), markersize=size, linewidth=2, **line_look(i))
@@ -124,14 +122,14 @@ def lines(
             every = every and ("", every[1])
         if times is not None:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place=None: in_words(times, value)))
-        finish(axes, x, y, title, every)
+        finish(axes, x, y, every)
     say = number if times is None else partial(in_words, times)
     alt = f"{y} over {x}: " + "; ".join(
         f"{label}, {count(len(across), 'point')}, from {say(up[0])} at {number(across[0])} "
         f"to {say(up[-1])} at {number(across[-1])}"
         for label, (across, up) in points.items()
     )
-    picture.alt = one_line(f"{caption + ' ' if caption else ''}{alt}.")
+    picture.alt = one_line(f"{heading.get('caption') or ''} {alt}.").strip()
     return picture
 
 
@@ -148,7 +146,7 @@ def in_words(times: str, value: float) -> str:
     return f"{said.get(round(value, 3), f'{number(value)} times')} {times}"
 
 
-def chart(height: float, left: float, title: str | None, caption: str | None) -> tuple[Picture, Axes]:
+def chart(height: float, left: float, *, title: str | None = None, caption: str | None = None) -> tuple[Picture, Axes]:
     """An empty chart, `height` without its caption; `left`: the part of its width in front of the axis."""
     rows = wrapped(drawable(caption), WIDTH - 2 * MARGIN, CAPTION) if caption else []
     below = len(rows) * CAPTION * 1.75 + (10 if rows else 0)
@@ -158,19 +156,19 @@ def chart(height: float, left: float, title: str | None, caption: str | None) ->
     for i, row in enumerate(rows):
         at = MARGIN / WIDTH, (below - 4 - i * CAPTION * 1.75) / whole
         picture.text(*at, row, fontsize=CAPTION, color=INK, va="top", **FONT)
+    if title:
+        axes.set_title(drawable(title), fontsize=11, fontweight="bold", loc="left", **FONT)
     return picture, axes
 
 
-def finish(axes: Axes, x: str, y: str, title: str | None, every: tuple[str, str] | None = None) -> None:
-    """Grid, labels and title as all charts have them. `every`: of axes by factors, what one grid line is to the next."""
+def finish(axes: Axes, x: str, y: str, every: tuple[str, str] | None = None) -> None:
+    """Grid, labels and legend as all charts have them. `every`: of axes by factors, what one grid line is to the next."""
     notes = [each and f"(each grid line: {each})" for each in every or ("", "")]
     axes.grid(color=GRID, alpha=0.3, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8.5, colors=INK, labelfontfamily="DejaVu Sans")
     axes.set_xlabel(f"{drawable(x)}  {notes[0]}".rstrip(), fontsize=9, **FONT)
     axes.set_ylabel(f"{drawable(y)}\n{notes[1]}".rstrip(), fontsize=9, **FONT)
-    if title:
-        axes.set_title(drawable(title), fontsize=11, fontweight="bold", loc="left", **FONT)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         for entry in axes.legend(frameon=False, prop={"family": "DejaVu Sans", "size": 8.5}).get_texts():
             entry.set_parse_math(False)
@@ -206,8 +204,7 @@ def roofline(
     *,
     flop_per_second: float,
     bytes_per_second: float,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Measured passes `(label, flop, bytes, seconds)` beneath the roof of a machine: the rate that it can reach at most.
 
@@ -229,8 +226,7 @@ def roofline(
     low, high = min(*across, ridge) / 3, max(*across, ridge) * 4
     bottom, top = min(*rates, roof(low)) / 1.3, max(*rates, flop_per_second / GIGA) * 2.2
     with default_settings():
-        title = f"What limits a {'product' if lined else 'pass'} on this machine" if title is None else title
-        picture, axes = chart(420, 0.1, title, caption)
+        picture, axes = chart(420, 0.1, **heading)
         every = by_factors(axes, "x", [low, high]), by_factors(axes, "y", [bottom * 1.3, top])
         axes.set(xlim=(low, high), ylim=(bottom, top))
         axes.plot([low, ridge, high], [roof(low), roof(ridge), roof(high)], color=INK, linewidth=2.2)
@@ -268,13 +264,8 @@ def roofline(
                 _note(axes, said, (x, rate), (9, -11 if side == "right" else -4), ha=side, va="top")
         for label, point in slowest.items():
             _note(axes, drawable(label), point, (0, -9), ha="center", va="top")
-        finish(
-            axes,
-            f"arithmetic operations for each byte read{' or written' * lined}",
-            "billion operations per second",
-            title,
-            every,
-        )
+        across_is = f"arithmetic operations for each byte read{' or written' * lined}"
+        finish(axes, across_is, "billion operations per second", every)
     parts = []
     for name, of in series.items():
         for label, flop, size, seconds in of:
@@ -286,7 +277,8 @@ def roofline(
                 f"({'memory' if x < ridge else 'arithmetic'} is the limit)"
             )
     limits = f"{number(bytes_per_second / GIGA)} GB and {number(flop_per_second / GIGA)} billion operations per second"
-    picture.alt = one_line(f"{caption + ' ' if caption else ''}Roof of this machine: {limits}. {'; '.join(parts)}.")
+    said = f"{heading.get('caption') or ''} Roof of this machine: {limits}. {'; '.join(parts)}."
+    picture.alt = one_line(said).strip()
     return picture
 
 

@@ -56,15 +56,14 @@ def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
     """
     marked = _marked(here)
     sheet = Sheet()
-    shift = sheet.y - 14
-    _ways(sheet, shift)
+    _ways(sheet)
     framed = marked if len(marked) < len(PARTS) else set()
-    _owners(sheet, LOW + shift, OWNERS in framed)
+    _owners(sheet, LOW, OWNERS in framed)
     for name, part in PARTS.items():
         if name != OWNERS:
-            _part(sheet, name, part, part.y + shift, name in framed)
-    _tag(sheet, marked, shift)
-    sheet.y = LOW + TALL + 30 + shift
+            _part(sheet, name, part, part.y, name in framed)
+    _tag(sheet, marked)
+    sheet.y = LOW + TALL + 30
     said = [f"{name} ({', '.join(f'{n:02}' for n in part.notebooks)})" for name, part in PARTS.items()]
     where = f" You are here: {plural_list([name for name in PARTS if name in marked], 10)}." if marked else ""
     return sheet.picture(f"The engine's parts, with the notebooks about them: {', '.join(said)}.{where}")
@@ -83,18 +82,18 @@ def _marked(here: str | int | Sequence[str | int]) -> set[str]:
     return marked
 
 
-def _ways(sheet: Sheet, shift: float) -> None:
+def _ways(sheet: Sheet) -> None:
     """The arrows, before the parts are drawn over their ends."""
-    top, low = TOP + TALL / 2 + shift, LOW + TALL / 2 + shift
+    top, low = TOP + TALL / 2, LOW + TALL / 2
     for column in range(5):
         sheet.arrow([14 + PITCH * column + WIDTH, 14 + PITCH * (column + 1)], [top, top])
     # The loop: the new token goes back, and its request is scheduled again.
-    back, scheduler, sampler = TOP + shift - 28, PARTS["scheduler"].x + 102, PARTS["sampler"].x + 102
-    sheet.arrow([sampler, sampler, scheduler, scheduler], [TOP + shift, back, back, TOP + shift])
+    back, scheduler, sampler = TOP - 28, PARTS["scheduler"].x + 102, PARTS["sampler"].x + 102
+    sheet.arrow([sampler, sampler, scheduler, scheduler], [TOP, back, back, TOP])
     sheet.text(
         560, back, "one new token per request, then again", size=TINY, ha="center", colour=MUTED, behind="#ffffff"
     )
-    upper, lower = TOP + TALL + shift, LOW + shift
+    upper, lower = TOP + TALL, LOW
     for name, words, both in (
         ("radix tree", "finds the prefix", True),
         ("rows", "gets slots", False),
@@ -135,7 +134,7 @@ def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
     sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
 
 
-def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:
+def _tag(sheet: Sheet, marked: set[str]) -> None:
     """The words "you are here", at the first of the marked parts."""
     name = next((name for name in PARTS if name in marked), None)
     if name is None:
@@ -146,6 +145,6 @@ def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:
     x, y = (part.x - 14, part.y - 27) if name == OWNERS else (part.x - 4, part.y - 16)
     if len(marked) == len(PARTS):
         x, y = 6, TOP - 36
-        sheet.rect(6, y + shift, 888, LOW + TALL + 68 - TOP, edge=HERE.face, line=2.6, name="here everywhere")
-    sheet.rect(x, y + shift, width, 15, HERE, name="you are here")
-    sheet.text(x + 6, y + shift + 7.5, words, size=SMALL, weight="bold", colour=HERE.text)
+        sheet.rect(6, y, 888, LOW + TALL + 68 - TOP, edge=HERE.face, line=2.6, name="here everywhere")
+    sheet.rect(x, y, width, 15, HERE, name="you are here")
+    sheet.text(x + 6, y + 7.5, words, size=SMALL, weight="bold", colour=HERE.text)

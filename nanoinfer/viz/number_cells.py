@@ -73,7 +73,9 @@ def attention_steps(q: Any, keys: Any, values: Any, *, newest: bool = False, **h
         for text, dot, score, weight in zip(names, dots, scores, weights, strict=True)
     )
     appended = f"; {names[-1]} has just been appended" if newest else ""
-    return sheet.picture(f"q = {_list(query)}; {steps}{appended}; the result is {_list(out)}.")
+    return sheet.picture(
+        f"q = [{', '.join(map(_short, query))}]; {steps}{appended}; the result is [{', '.join(map(_short, out))}]."
+    )
 
 
 def _row(sheet: Sheet, x: float, y: float, cell: float, numbers: np.ndarray, style: Style, name: str) -> None:
@@ -85,10 +87,6 @@ def _short(number: float) -> str:
     """Up to three places behind the point: the same number is the same everywhere."""
     text = f"{number:.3f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text.replace("-", "−")
-
-
-def _list(numbers: np.ndarray) -> str:
-    return "[" + ", ".join(map(_short, numbers)) + "]"
 
 
 def heat_map(

@@ -15,7 +15,7 @@ from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, plural_list, visible
 
-MOST_DRAFTS, MOST_ROWS = 6, 24
+MOST_DRAFTS = 6
 CONTEXT = 3  # tokens before the newest one that are drawn
 X_LABELS, X_CELLS, WIDTH, HEIGHT = 14.0, 138.0, 54.0, 20.0
 WRONG = ROLES["leftover"]
@@ -45,7 +45,7 @@ def verify_rows(engine: Engine, **heading: Unpack[Heading]) -> Picture:
     """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each of these a
     row with what it reads, what was sampled after it, and whether that is the next draft.
 
-    Raises ValueError when the last pass was no VERIFY, has more than 24 tokens, or more than 6 drafts of a request.
+    Raises ValueError when the last pass was no VERIFY, or has more than 6 drafts of a request.
     """
     requests, tokenizer = _requests(engine), engine.builder.tokenizer
     rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
@@ -62,15 +62,18 @@ def verify_rows(engine: Engine, **heading: Unpack[Heading]) -> Picture:
     if any(each.accepted < len(each.drafts) for each in requests):
         entries.append((WRONG, "a wrong draft: not in use, and its slot is overwritten by the next pass"))
     sheet.legend(entries)
-    return sheet.picture(_alt(requests, rows))
+    said = [
+        f"{each.label} has {count(len(each.drafts), 'draft')}, {each.accepted} accepted, gets "
+        f"{count(len(each.got), 'token')}, kv_len {each.start + 1 + each.accepted}"
+        for each in requests
+    ]
+    return sheet.picture(f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(said)}.")
 
 
 def _requests(engine: Engine) -> list[_Request]:
     batch = engine.last_batch
     if batch is None or batch.forward_mode is not ForwardMode.VERIFY or batch.prefix_lens is None:
         raise ValueError("engine: its last pass is no VERIFY; only that has drafts")
-    if (total := len(batch.input_ids)) > MOST_ROWS:
-        raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ROWS} can be drawn")
     found, at = list[_Request](), 0
     spans = zip(batch.prefix_lens.tolist(), batch.seq_lens.tolist(), batch.req_pool_indices.tolist(), strict=True)
     for i, (label, req, (start, end, row)) in enumerate(zip(last_labels(engine), batch.reqs, spans, strict=True)):
@@ -144,16 +147,6 @@ def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int
     return row
 
 
-def _alt(requests: Sequence[_Request], rows: int) -> str:
-    parts = [
-        f"{each.label} has {count(len(each.drafts), 'draft')}, {each.accepted} accepted, gets "
-        f"{count(len(each.got), 'token')}, kv_len {each.start + 1 + each.accepted}"
-        for each in requests
-    ]
-    return f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(parts)}."
-
-
-MOST_TOKENS = 400
 TOKEN, LINE, GAP = 18.0, 25.0, 5.0  # of a token; from line to line; between two passes
 KINDS: dict[str, tuple[Style, str]] = {
     "accepted": (BARS[1], "an accepted draft"),
@@ -168,14 +161,12 @@ def drafted_text(passes: Passes, tokenizer: Tokenizer | None = None, **heading: 
     """The tokens of one request, those of the same pass side by side and a gap between passes.
 
     `passes`: for each pass its drafts and the tokens that it gave, as token ids. The tokens are the accepted drafts, and
-    then one of the pass's own (none where the request has ended before). Raises ValueError for no passes, for more than 400
-    tokens, and where the tokens cannot have come from such a pass.
+    then one of the pass's own (none where the request has ended before). Raises ValueError where
+    the tokens cannot have come from such a pass.
     """
     kinds = [_kinds(i, drafts, tokens) for i, (drafts, tokens) in enumerate(passes)]
     number = {kind: sum(each.count(kind) for each in kinds) for kind in KINDS}
     total = sum(number.values())
-    if not 0 < total <= MOST_TOKENS:
-        raise ValueError(f"passes: have {total} tokens; must be 1..{MOST_TOKENS}")
     sheet = Sheet(default_title=f"{count(total, 'token')} from {count(len(passes), 'pass')}", **heading)
     x = sheet.left
     for i, ((_, tokens), of_pass) in enumerate(zip(passes, kinds, strict=True)):

@@ -66,7 +66,12 @@ def draw_slot_map(
     marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
     owner = _owner_of_each_slot(pool, owned, radix_cache)
     owners_known = owners is not None or radix_cache is not None
-    kinds = _kinds(owned, owners_known)
+    kinds = [
+        *((ROLES["free"], "free"), (ROLES["tree"], "tree"), (ROLES["tree_locked"], "tree, locked")),
+        (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use"),
+        (ROLES["conflict"], "several owners"),
+        *((owner_style(label, i), label) for i, label in enumerate(owned)),
+    ]
     _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
@@ -79,18 +84,6 @@ def draw_slot_map(
         if counts[kind] and owners_known:
             alt += f"; {kinds[kind][1]}: {runs(np.flatnonzero(owner == kind), 8)}"
     return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
-
-
-def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
-    unowned = (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use")
-    return [
-        (ROLES["free"], "free"),
-        (ROLES["tree"], "tree"),
-        (ROLES["tree_locked"], "tree, locked"),
-        unowned,
-        (ROLES["conflict"], "several owners"),
-        *((owner_style(label, i), label) for i, label in enumerate(owned)),
-    ]
 
 
 def _owner_of_each_slot(
@@ -117,7 +110,9 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
-    cells = owner if group == 1 else _dominant(owner, group, styles[UNOWNED] is ROLES["leaked"])
+    cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, size, group)])
+    for wrong in (UNOWNED, SEVERAL) if styles[UNOWNED] is ROLES["leaked"] else (SEVERAL,):
+        cells[np.flatnonzero(owner == wrong) // group] = wrong  # a mistake decides alone
     per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
     if page > 1 and group == 1 and page < per_row:
         per_row -= per_row % page
@@ -154,14 +149,6 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     if group > 1:
         most = "the colour of most of them; a mistake in any one of them always shows"
         sheet.caption(f"One cell stands for {group} slots and has {most}.")
-
-
-def _dominant(owner: np.ndarray, group: int, leaks: bool) -> np.ndarray:
-    """What most of each `group` slots are; a slot with several owners, or (`leaks`) with none, decides alone."""
-    cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
-    for wrong in (UNOWNED, SEVERAL) if leaks else (SEVERAL,):
-        cells[np.flatnonzero(owner == wrong) // group] = wrong
-    return cells
 
 
 MOST_BLOCKS = 16

@@ -60,7 +60,11 @@ def lanes(
         sheet.rect(x, y, width, HEIGHT, styles[each.kind], edge=edge, name=f"{each.lane}, {each.kind}")
     sheet.y = bottom + 26
     sheet.legend([(styles[kind], kind) for kind in kinds])
-    return sheet.picture(_alt(checked, names, unit, length))
+    took: dict[str, dict[str, float]] = {name: {} for name in names}
+    for each in checked:
+        took[each.lane][each.kind] = took[each.lane].get(each.kind, 0.0) + each.end - each.start
+    said = [f"{name}: {', '.join(f'{kind} {number(time)}' for kind, time in of.items())}" for name, of in took.items()]
+    return sheet.picture(f"{number(length)} {unit} in all. {'; '.join(said)}.")
 
 
 def _axis(sheet: Sheet, x0: float, scale: float, first: float, last: float, unit: str, bottom: float) -> None:
@@ -73,18 +77,6 @@ def _axis(sheet: Sheet, x0: float, scale: float, first: float, last: float, unit
             sheet.text(x, bottom + 9, number(round(at, 9)), size=SMALL, ha="center", colour=MUTED)
     sheet.text(x0 - 8, bottom + 9, unit, size=SMALL, ha="right", colour=MUTED)
     sheet.line([x0, x0], [sheet.y, bottom], colour=INK)
-
-
-def _alt(spans: Sequence[Span], names: Sequence[str], unit: str, length: float) -> str:
-    """Per lane and kind, how much time it took."""
-    parts = []
-    for name in names:
-        took: dict[str, float] = {}
-        for each in spans:
-            if each.lane == name:
-                took[each.kind] = took.get(each.kind, 0.0) + each.end - each.start
-        parts.append(f"{name}: {', '.join(f'{kind} {number(time)}' for kind, time in took.items())}")
-    return f"{number(length)} {unit} in all. {'; '.join(parts)}."
 
 
 PRODUCT, ATTENTION, OTHER, OUTSIDE = "products with weights", "attention", "other kernels", "outside the kernels"
