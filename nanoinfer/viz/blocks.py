@@ -178,7 +178,11 @@ def _short(block: int) -> str:
     return f"{block >> 48:04x}"
 
 
-POOL, HOST, FILES = ROLES["tree"], BARS[1], BARS[0]
+STOREYS = {
+    "pool": (ROLES["tree"], "in the radix tree"),
+    "host memory": (BARS[1], "in host memory"),
+    "files": (BARS[0], "in files"),
+}
 LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
 
 
@@ -198,28 +202,26 @@ def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading
     for label, tokens in prompts.items():
         lines = held[label]
         sheet.text(sheet.left, sheet.y + LINE_PITCH * len(lines) / 2, label, width=gutter - 8)
-        for name, (parts, style) in lines.items():
+        for name, parts in lines.items():
             sheet.text(x0 - 8, sheet.y + LINE_HEIGHT / 2, name, size=SMALL, ha="right", colour=MUTED)
             sheet.rect(x0, sheet.y, token * len(tokens), LINE_HEIGHT, edge=GRID, dashed=True)
             for begin, end in parts:
                 place = x0 + token * begin, sheet.y, token * (end - begin), LINE_HEIGHT
-                sheet.rect(*place, style, edge=GRID, name=f"{label} {name}")
+                sheet.rect(*place, STOREYS[name][0], edge=GRID, name=f"{label} {name}")
             total = sum(end - begin for begin, end in parts)
             sheet.text(x0 + token * len(tokens) + 7, sheet.y + LINE_HEIGHT / 2, str(total), size=SMALL)
             sheet.y += LINE_PITCH
         taken = list[int]()
-        for at in [len(tokens), *(end for _, end in lines["pool"][0]), *range(0, len(tokens), size)]:
+        for at in [len(tokens), *(end for _, end in lines["pool"]), *range(0, len(tokens), size)]:
             if any(2 * token * abs(at - other) <= text_width(f"{at}{other}", TINY) + 8 for other in taken):
                 continue  # would touch one that is there
             taken.append(at)
             sheet.text(x0 + token * at, sheet.y + 4, str(at), size=TINY, colour=MUTED, ha="center")
         sheet.y += GAP + 4
-    words = {"pool": "in the radix tree", "host memory": "in host memory", "files": "in files"}
-    kinds = {name: style for lines in held.values() for name, (_, style) in lines.items()}
-    sheet.legend([(style, words[name]) for name, style in kinds.items()])
+    sheet.legend([STOREYS[name] for name in next(iter(held.values()))])
     said = [
         f"{label}, {count(len(prompts[label]), 'token')}: "
-        + ", ".join(f"{name} {_in_words(parts)}" for name, (parts, _) in lines.items())
+        + ", ".join(f"{name} {_in_words(parts)}" for name, parts in lines.items())
         for label, lines in held.items()
     ]
     return sheet.picture("; ".join(said) + ".")
@@ -228,16 +230,16 @@ def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading
 Parts = list[tuple[int, int]]  # first token, and the one behind the last
 
 
-def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, tuple[Parts, Style]]:
+def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, Parts]:
     """What each storey holds of the tokens. Neighbouring blocks are parts of their own."""
     in_pool, _ = cache.radix_cache.peek_prefix(tokens, None)
     host = cache.storey
     starts = range(0, len(tokens) - len(tokens) % host.block_size, host.block_size)
-    lines: dict[str, tuple[Parts, Style]] = {"pool": ([(0, in_pool)] if in_pool else [], POOL)}
-    for name, storey, style in (("host memory", host.index, HOST), ("files", host.below, FILES)):
+    lines: dict[str, Parts] = {"pool": [(0, in_pool)] if in_pool else []}
+    for name, storey in (("host memory", host.index), ("files", host.below)):
         if storey is not None:
             at = [start for start in starts if storey.reach(tokens[: start + host.block_size], None, start) > start]
-            lines[name] = [(start, start + host.block_size) for start in at], style
+            lines[name] = [(start, start + host.block_size) for start in at]
     return lines
 
 
