@@ -128,14 +128,11 @@ def slots(sheet: Sheet, event: TraceEvent, state: TraceState) -> None:
             x = sheet.left + 28 + (slot - start) * CELL
             sheet.rect(x, sheet.y, CELL - 1, TALL - 1, styles.get(slot, ROLES["free"]), edge="#b8b8b8", line=0.5)
             if slot in written:
-                sheet.rect(
-                    x + 0.5, sheet.y + 0.5, CELL - 2, TALL - 2, edge=ROLES["highlight"].face, line=1.6, over=True
-                )
+                sheet.rect(x + 0.5, sheet.y + 0.5, CELL - 2, TALL - 2, edge=ROLES["highlight"].face, line=1.6)
         sheet.y += TALL + 1
     sheet.y += 5
     entries = [(style, f"{name}: {len(taken)}") for style, name, taken in looks if taken]
-    frame_entry = (ROLES["highlight"], "written in this step")
-    sheet.legend([*entries, (ROLES["free"], f"free: {state.free}"), frame_entry], outline=["written in this step"])
+    sheet.legend([*entries, (ROLES["free"], f"free: {state.free}")], marked="written in this step")
     sheet.y += 2
 
 

@@ -106,7 +106,7 @@ def draw_timeline(
         sheet.text(x0 - 8, sheet.y + height / 2, label, ha="right", size=SMALL, colour=colour, weight=weight)
         if marked:
             edge = ROLES["highlight"].face
-            sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6, over=True)
+            sheet.rect(x0 - 3, sheet.y - 2, sheet.right - x0 + 3, height + 4, edge=edge, line=1.6)
         if i is not None:
             _lane(sheet, [span for span in drawn if span.request == lanes[i]], ends, height)
             for mark in marks:

@@ -43,30 +43,23 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
-from nanoinfer.viz.adapter_rows import adapter_rows
-from nanoinfer.viz.attention import attention_steps, heat_map
 from nanoinfer.viz.blocks import block_rows, hashed_blocks, storeys
-from nanoinfer.viz.charts import bars, lines
-from nanoinfer.viz.decoder import decoder
-from nanoinfer.viz.drafts import drafted_text, verify_rows
+from nanoinfer.viz.charts import bars, lines, roofline
 from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
-from nanoinfer.viz.marks import allocator_marks
 from nanoinfer.viz.masks import attention_mask, extend_mask
 from nanoinfer.viz.metadata import input_metadata
-from nanoinfer.viz.overview import engine
+from nanoinfer.viz.network import decoder, split_layer, split_product
+from nanoinfer.viz.number_cells import attention_steps, heat_map, wire
+from nanoinfer.viz.overview import engine, timeline
+from nanoinfer.viz.passes import adapter_rows, drafted_text, verify_rows
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.replicas import replicas
-from nanoinfer.viz.roofline import product_roofline, roofline
 from nanoinfer.viz.rows import request_rows
 from nanoinfer.viz.sessions import padded_batch, session_steps
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.slots import owners, slot_map
-from nanoinfer.viz.spans import kernel_times, lanes
-from nanoinfer.viz.split import split_layer, split_product
-from nanoinfer.viz.timeline import timeline
+from nanoinfer.viz.slots import allocator_marks, owners, slot_map
+from nanoinfer.viz.spans import kernel_times, lanes, replicas
 from nanoinfer.viz.tree import radix_tree
-from nanoinfer.viz.wire import wire
 
 __all__ = [
     "Picture",
@@ -93,7 +86,6 @@ __all__ = [
     "lines",
     "owners",
     "padded_batch",
-    "product_roofline",
     "radix_tree",
     "replicas",
     "request_rows",

@@ -1,6 +1,7 @@
 """block_rows, hashed_blocks, storeys: a request in blocks, prompts as hashed blocks, and which storey has which block."""
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 
@@ -8,11 +9,11 @@ from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width, wrapped
-from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import checked_lens, count, runs, visible_ends
+from nanoinfer.viz.sheet import Heading, Look, Sheet
+from nanoinfer.viz.words import checked_lens, count, run_list, runs, visible_ends
 
 GUTTER, TALL = 92.0, 22.0
 FREE, OTHERS, EMPTY = ROLES["free"], ROLES["in_use"], ROLES["padding"]
@@ -25,8 +26,7 @@ def block_rows(
     length: int,
     *,
     new: int = 0,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """The request in `row`, with `length` tokens, the last `new` of them computed in this pass.
 
@@ -41,7 +41,7 @@ def block_rows(
     table = _block_table(slots, size)
     label = f"request {row}"
     style = owner_style(label, row)
-    sheet = Sheet(title, f"{label}: its row, its block table, and the buffer in blocks of {size}", caption=caption)
+    sheet = Sheet(default_title=f"{label}: its row, its block table, and the buffer in blocks of {size}", **heading)
     looks = [ROLES["new"] if n >= length - new else style for n in range(length)]
     _row_and_table(sheet, slots, table, looks, style, size)
     _buffer(sheet, pool, slots, table, looks)
@@ -96,46 +96,33 @@ def _row_and_table(
 
 def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[int], looks: list[Style]) -> None:
     size, x0 = pool.page_size, sheet.left + GUTTER
-    number_of = {int(slot): n for n, slot in enumerate(slots)}
-    empty = {block * size + offset for block in table for offset in range(size)} - number_of.keys()
-    free = set(pool.free_slots().tolist())
-    gap, cell = 8.0, 22.0
-    per_line = max(1, int((sheet.right - x0 + gap) // (size * cell + gap)))
-    if size * cell > sheet.right - x0:
-        per_line, cell = 1, (sheet.right - x0) / size
+    own, free = dict(zip(slots.tolist(), looks, strict=True)), set(pool.free_slots().tolist())
+    cell = min(22.0, (sheet.right - x0) / size)
+    per_line = max(1, int((sheet.right - x0 + 8) // (size * cell + 8)))
     sheet.text(sheet.left, sheet.y + 7, "the buffer", size=SMALL, weight="bold")
     sheet.text(sheet.left, sheet.y + 22, f"[{pool.size // size}, {size}, ...]", size=SMALL, colour=MUTED)
     for block in range(pool.size // size):
-        x = x0 + block % per_line * (size * cell + gap)
-        if block and block % per_line == 0:
-            sheet.y += 42
-        bold = "bold" if block in table else "normal"
-        sheet.text(x, sheet.y + 7, f"{'block ' if size * cell > 44 else ''}{block}", size=TINY, weight=bold)
+        x, ours = x0 + block % per_line * (size * cell + 8), block in table
+        sheet.y += 42 if block and block % per_line == 0 else 0
+        name = f"{'block ' if size * cell > 44 else ''}{block}"
+        sheet.text(x, sheet.y + 7, name, size=TINY, weight="bold" if ours else "normal")
         for offset in range(size):
             slot = block * size + offset
-            look = EMPTY if slot in empty else FREE if slot in free else OTHERS
-            if slot in number_of:
-                look = looks[number_of[slot]]
-            place = x + offset * cell, sheet.y + 14
-            sheet.cell(*place, cell, TALL, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
-        if block in table:
-            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4, over=True)
+            look = own.get(slot, EMPTY if ours else FREE if slot in free else OTHERS)
+            place = x + offset * cell, sheet.y + 14, cell, TALL
+            sheet.cell(*place, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
+        if ours:
+            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4)
     sheet.y += 50
 
 
 BOX, BOX_PITCH, ARROW = 56.0, 64.0, 16.0
 LINES, LINE = 3, 10.5  # of a block's text
 MOST_BLOCKS = 5
-PLAIN = ROLES["free"]._replace(text=INK)
 
 
 def hashed_blocks(
-    prompts: Mapping[str, Sequence[int]],
-    block_size: int,
-    tokenizer: Tokenizer,
-    *,
-    title: str | None = None,
-    caption: str | None = None,
+    prompts: Mapping[str, Sequence[int]], block_size: int, tokenizer: Tokenizer, **heading: Unpack[Heading]
 ) -> Picture:
     """A row per prompt (label → token ids), a box per complete block, with its text and the first digits of its hash. An
     arrow goes from each block to the one whose hash covers it.
@@ -145,8 +132,8 @@ def hashed_blocks(
     hashes = {label: block_hashes(tokens, block_size) for label, tokens in prompts.items()}
     seen = [block for of in hashes.values() for block in of]
     shared = {block for block in seen if seen.count(block) > 1}
-    sheet = Sheet(title, f"Blocks of {block_size} tokens", caption=caption)
-    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    sheet = Sheet(default_title=f"Blocks of {block_size} tokens", **heading)
+    gutter = min(max(map(text_width, prompts)) + 14, 150)
     columns = min(max(len(of) for of in hashes.values()), MOST_BLOCKS) + 1
     width = min((sheet.right - sheet.left - gutter) / columns - ARROW, 190.0)
     for label, tokens in prompts.items():
@@ -159,14 +146,14 @@ def hashed_blocks(
             if i + 1 < len(of):
                 sheet.arrow([x + width, x + width + ARROW], [y + BOX / 2] * 2, colour=MUTED, line=1.0)
             x += width + ARROW
-        _rest(sheet, x, y, width, len(of), len(tokens) % block_size)
+        if len(of) > MOST_BLOCKS:
+            sheet.text(x + 4, y + BOX / 2, f"… {count(len(of) - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
+        elif rest := len(tokens) % block_size:
+            sheet.cell(x, y, 70, BOX, ROLES["leftover"], count(rest, "token"), size=TINY, edge="#b8b8b8", name="rest")
         sheet.y += BOX_PITCH
     sheet.y += 2
-    marked = "marked: a block that several prompts have"
-    entries = [(ROLES["highlight"], marked)] if shared else []
-    sheet.legend(
-        [*entries, (ROLES["leftover"], "not in use: too few tokens for a block, so without a hash")], outline=[marked]
-    )
+    too_few = "not in use: too few tokens for a block, so without a hash"
+    sheet.legend([(ROLES["leftover"], too_few)], marked="marked: a block that several prompts have" if shared else "")
     said = [
         f"{label}: {count(len(of), 'block')} ({', '.join(map(_short, of[:MOST_BLOCKS]))}"
         f"{', …' if len(of) > MOST_BLOCKS else ''}), {count(sum(b in shared for b in of), 'block')} shared"
@@ -186,32 +173,20 @@ def _block(sheet: Sheet, x: float, y: float, width: float, text: str, block: int
     sheet.text(x + width / 2, y + BOX - 11, _short(block), size=SMALL, ha="center", weight="bold")
 
 
-def _rest(sheet: Sheet, x: float, y: float, width: float, blocks: int, rest: int) -> None:
-    """What is not drawn, or makes no block."""
-    if blocks > MOST_BLOCKS:
-        sheet.text(x + 4, y + BOX / 2, f"… {count(blocks - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
-    elif rest:
-        room = min(width, 70.0)
-        sheet.rect(x, y, room, BOX, ROLES["leftover"], edge="#b8b8b8", dashed=True, name="rest")
-        sheet.text(x + room / 2, y + BOX / 2, count(rest, "token"), size=TINY, ha="center", colour=MUTED)
-
-
 def _short(block: int) -> str:
     """The first 16 of a hash's 64 bits."""
     return f"{block >> 48:04x}"
 
 
-POOL, HOST, FILES = ROLES["tree"], BARS[1], BARS[0]
+STOREYS = {
+    "pool": (ROLES["tree"], "in the radix tree"),
+    "host memory": (BARS[1], "in host memory"),
+    "files": (BARS[0], "in files"),
+}
 LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
 
 
-def storeys(
-    cache: CacheManager,
-    prompts: Mapping[str, Sequence[int]],
-    *,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Picture:
+def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading: Unpack[Heading]) -> Picture:
     """Per prompt (label → token ids), a line for each storey that `cache` has, with what it holds of these tokens: the pool
     any number of the first ones, host memory and files blocks. Looking counts as no use.
 
@@ -220,39 +195,33 @@ def storeys(
     if cache.storey is None:
         raise ValueError("cache: has no storey below its pool (see host_cache_tokens and cache_dir)")
     held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
-    sheet = Sheet(title, "Where K/V is", caption=caption)
-    gutter = min(max(text_width(drawable(label)) for label in prompts) + 14, 150)
+    sheet = Sheet(default_title="Where K/V is", **heading)
+    gutter = min(max(map(text_width, prompts)) + 14, 150)
     x0, size = sheet.left + gutter + NAMES, cache.storey.block_size
     token = (sheet.right - x0 - 50) / max(len(tokens) for tokens in prompts.values())
     for label, tokens in prompts.items():
         lines = held[label]
         sheet.text(sheet.left, sheet.y + LINE_PITCH * len(lines) / 2, label, width=gutter - 8)
-        for name, (parts, style) in lines.items():
+        for name, parts in lines.items():
             sheet.text(x0 - 8, sheet.y + LINE_HEIGHT / 2, name, size=SMALL, ha="right", colour=MUTED)
             sheet.rect(x0, sheet.y, token * len(tokens), LINE_HEIGHT, edge=GRID, dashed=True)
             for begin, end in parts:
-                sheet.rect(
-                    x0 + token * begin,
-                    sheet.y,
-                    token * (end - begin),
-                    LINE_HEIGHT,
-                    style,
-                    edge=GRID,
-                    name=f"{label} {name}",
-                )
+                place = x0 + token * begin, sheet.y, token * (end - begin), LINE_HEIGHT
+                sheet.rect(*place, STOREYS[name][0], edge=GRID, name=f"{label} {name}")
             total = sum(end - begin for begin, end in parts)
             sheet.text(x0 + token * len(tokens) + 7, sheet.y + LINE_HEIGHT / 2, str(total), size=SMALL)
             sheet.y += LINE_PITCH
-        ends = [len(tokens), *(end for _, end in lines["pool"][0])]
-        for at in _apart([*ends, *range(0, len(tokens), size)], token):
+        taken = list[int]()
+        for at in [len(tokens), *(end for _, end in lines["pool"]), *range(0, len(tokens), size)]:
+            if any(2 * token * abs(at - other) <= text_width(f"{at}{other}", TINY) + 8 for other in taken):
+                continue  # would touch one that is there
+            taken.append(at)
             sheet.text(x0 + token * at, sheet.y + 4, str(at), size=TINY, colour=MUTED, ha="center")
         sheet.y += GAP + 4
-    words = {"pool": "in the radix tree", "host memory": "in host memory", "files": "in files"}
-    kinds = {name: style for lines in held.values() for name, (_, style) in lines.items()}
-    sheet.legend([(style, words[name]) for name, style in kinds.items()])
+    sheet.legend([STOREYS[name] for name in next(iter(held.values()))])
     said = [
         f"{label}, {count(len(prompts[label]), 'token')}: "
-        + ", ".join(f"{name} {_spans(parts)}" for name, (parts, _) in lines.items())
+        + ", ".join(f"{name} {_in_words(parts)}" for name, parts in lines.items())
         for label, lines in held.items()
     ]
     return sheet.picture("; ".join(said) + ".")
@@ -261,34 +230,19 @@ def storeys(
 Parts = list[tuple[int, int]]  # first token, and the one behind the last
 
 
-def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, tuple[Parts, Style]]:
+def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, Parts]:
     """What each storey holds of the tokens. Neighbouring blocks are parts of their own."""
     in_pool, _ = cache.radix_cache.peek_prefix(tokens, None)
     host = cache.storey
     starts = range(0, len(tokens) - len(tokens) % host.block_size, host.block_size)
-    lines: dict[str, tuple[Parts, Style]] = {"pool": ([(0, in_pool)] if in_pool else [], POOL)}
-    for name, storey, style in (("host memory", host.index, HOST), ("files", host.below, FILES)):
+    lines: dict[str, Parts] = {"pool": [(0, in_pool)] if in_pool else []}
+    for name, storey in (("host memory", host.index), ("files", host.below)):
         if storey is not None:
             at = [start for start in starts if storey.reach(tokens[: start + host.block_size], None, start) > start]
-            lines[name] = [(start, start + host.block_size) for start in at], style
+            lines[name] = [(start, start + host.block_size) for start in at]
     return lines
 
 
-def _apart(positions: Sequence[int], token: float) -> list[int]:
-    """Those positions whose numbers don't touch one that comes before them in the list; `token`: pixels per token."""
-    apart = list[int]()
-    for at in positions:
-        if all(2 * token * abs(at - other) > text_width(f"{at}{other}", TINY) + 8 for other in apart):
-            apart.append(at)
-    return apart
-
-
-def _spans(parts: Parts) -> str:
-    """Neighbouring parts as one: "0..31 and 48..63"."""
-    spans = Parts()
-    for begin, end in parts:
-        if spans and spans[-1][1] == begin:
-            spans[-1] = spans[-1][0], end
-        else:
-            spans.append((begin, end))
-    return " and ".join(f"{begin}..{end - 1}" for begin, end in spans) or "nothing"
+def _in_words(parts: Parts) -> str:
+    tokens = [at for begin, end in parts for at in range(begin, end)]
+    return " and ".join(f"{first}..{last}" for first, last in run_list(tokens)) or "nothing"

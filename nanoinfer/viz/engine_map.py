@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
-from nanoinfer.viz.palette import INK, MUTED, REQUESTS, ROLES, Style
+from nanoinfer.viz.palette import INK, MUTED, PLAIN, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
 from nanoinfer.viz.words import plural_list
 
 TOP, LOW, TALL = 44.0, 160.0, 54.0  # where the two lines of parts are, and how high a part is
 WIDTH, PITCH = 117.0, 151.0  # of a part; from one part to the next
-PLAIN = ROLES["free"]._replace(text=INK)
 HERE = ROLES["highlight"]
 OWNERS = "the life of a slot"
 
@@ -57,15 +56,14 @@ def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
     """
     marked = _marked(here)
     sheet = Sheet()
-    shift = sheet.y - 14
-    _ways(sheet, shift)
+    _ways(sheet)
     framed = marked if len(marked) < len(PARTS) else set()
-    _owners(sheet, LOW + shift, OWNERS in framed)
+    _owners(sheet, LOW, OWNERS in framed)
     for name, part in PARTS.items():
         if name != OWNERS:
-            _part(sheet, name, part, part.y + shift, name in framed)
-    _tag(sheet, marked, shift)
-    sheet.y = LOW + TALL + 30 + shift
+            _part(sheet, name, part, part.y, name in framed)
+    _tag(sheet, marked)
+    sheet.y = LOW + TALL + 30
     said = [f"{name} ({', '.join(f'{n:02}' for n in part.notebooks)})" for name, part in PARTS.items()]
     where = f" You are here: {plural_list([name for name in PARTS if name in marked], 10)}." if marked else ""
     return sheet.picture(f"The engine's parts, with the notebooks about them: {', '.join(said)}.{where}")
@@ -73,32 +71,29 @@ def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
 
 def _marked(here: str | int | Sequence[str | int]) -> set[str]:
     """The names of the parts to mark."""
-    names = set()
-    for one in [here] if isinstance(here, str | int) else here:
-        if isinstance(one, str) and not one.isdigit():
-            name = one.lower().replace("_", " ")
-            if name not in PARTS:
-                raise ValueError(f"here={one!r}: must be the number of a notebook or one of {', '.join(PARTS)}")
-            names.add(name)
-            continue
-        if int(one) not in NUMBERS:
-            raise ValueError(f"here={one!r}: must be the name of a part or a notebook's number, 0..{NUMBERS[-1]}")
-        names.update(name for name, part in PARTS.items() if int(one) in (1, *part.notebooks))
-    return names
+    marked = set[str]()
+    for each in map(str, [here] if isinstance(here, str | int) else here):
+        number = int(each) if each.isdigit() else -1
+        marked |= {name for name, part in PARTS.items() if name == each or number in (1, *part.notebooks)}
+        if number not in NUMBERS and each not in PARTS:
+            raise ValueError(
+                f"here={each!r}: must be one of {', '.join(PARTS)}, or a notebook's number, 0..{NUMBERS[-1]}"
+            )
+    return marked
 
 
-def _ways(sheet: Sheet, shift: float) -> None:
+def _ways(sheet: Sheet) -> None:
     """The arrows, before the parts are drawn over their ends."""
-    top, low = TOP + TALL / 2 + shift, LOW + TALL / 2 + shift
+    top, low = TOP + TALL / 2, LOW + TALL / 2
     for column in range(5):
         sheet.arrow([14 + PITCH * column + WIDTH, 14 + PITCH * (column + 1)], [top, top])
     # The loop: the new token goes back, and its request is scheduled again.
-    back, scheduler, sampler = TOP + shift - 28, PARTS["scheduler"].x + 102, PARTS["sampler"].x + 102
-    sheet.arrow([sampler, sampler, scheduler, scheduler], [TOP + shift, back, back, TOP + shift])
+    back, scheduler, sampler = TOP - 28, PARTS["scheduler"].x + 102, PARTS["sampler"].x + 102
+    sheet.arrow([sampler, sampler, scheduler, scheduler], [TOP, back, back, TOP])
     sheet.text(
         560, back, "one new token per request, then again", size=TINY, ha="center", colour=MUTED, behind="#ffffff"
     )
-    upper, lower = TOP + TALL + shift, LOW + shift
+    upper, lower = TOP + TALL, LOW
     for name, words, both in (
         ("radix tree", "finds the prefix", True),
         ("rows", "gets slots", False),
@@ -130,46 +125,16 @@ def _owners(sheet: Sheet, y: float, marked: bool) -> None:
 
 
 def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
-    sheet.rect(part.x, y, WIDTH, TALL, PLAIN, edge=MUTED, line=0.9, over=True, name=f"part {name}")
+    sheet.rect(part.x, y, WIDTH, TALL, PLAIN, edge=MUTED, line=0.9, name=f"part {name}")
     if marked:
-        sheet.rect(part.x - 3, y - 3, WIDTH + 6, TALL + 6, edge=HERE.face, line=2.6, over=True, name=f"here {name}")
+        sheet.rect(part.x - 3, y - 3, WIDTH + 6, TALL + 6, edge=HERE.face, line=2.6, name=f"here {name}")
     sheet.text(part.middle, y + 12, name, weight="bold", ha="center")
     sheet.text(part.middle, y + 26, part.what, size=TINY, ha="center", width=WIDTH - 2)
     numbers = " · ".join(f"{n:02}" for n in part.notebooks)
-    if name in ("radix tree", "slots", "rows"):
-        if name == "radix tree":
-            _nodes(sheet, part, y + 36)
-        else:
-            _cells(sheet, part, y + 36, name)
-        size = SMALL if len(part.notebooks) < 3 else TINY  # beside a small picture
-        sheet.text(part.x + WIDTH - 4, y + 42, numbers, size=size, ha="right", colour=MUTED)
-    else:
-        sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
+    sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
 
 
-def _cells(sheet: Sheet, part: Part, y: float, name: str) -> None:
-    """A few cells, as the pictures of rows and slots have them."""
-    pattern = "tt001." if name == "slots" else "tt000.."
-    looks = {"t": ROLES["tree"], "0": REQUESTS[0], "1": REQUESTS[1], ".": ROLES["free"]}
-    for i, sign in enumerate(pattern):
-        sheet.rect(part.x + 5 + 7.4 * i, y, 7.4, 13, looks[sign], edge="#8a8a8a", line=0.5, over=True)
-
-
-def _nodes(sheet: Sheet, part: Part, y: float) -> None:
-    """A node and its two children, in the colour of the tree."""
-    x = part.x + 4
-    for right, down, width, height in (
-        (11.0, 6.0, 3.0, 0.8),
-        (14.0, 1.5, 0.8, 11.0),
-        (14.0, 1.1, 3.0, 0.8),
-        (14.0, 12.1, 3.0, 0.8),
-    ):
-        sheet.rect(x + right, y + down, width, height, Style(INK), over=True)
-    for left, top in ((x, y + 2.5), (x + 17, y - 2), (x + 17, y + 9)):
-        sheet.rect(left, top, 11, 7, ROLES["tree"], edge="#8a8a8a", line=0.5, over=True)
-
-
-def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:
+def _tag(sheet: Sheet, marked: set[str]) -> None:
     """The words "you are here", at the first of the marked parts."""
     name = next((name for name in PARTS if name in marked), None)
     if name is None:
@@ -180,8 +145,6 @@ def _tag(sheet: Sheet, marked: set[str], shift: float) -> None:
     x, y = (part.x - 14, part.y - 27) if name == OWNERS else (part.x - 4, part.y - 16)
     if len(marked) == len(PARTS):
         x, y = 6, TOP - 36
-        sheet.rect(
-            6, y + shift, 888, LOW + TALL + 68 - TOP, edge=HERE.face, line=2.6, over=True, name="here everywhere"
-        )
-    sheet.rect(x, y + shift, width, 15, HERE, over=True, name="you are here")
-    sheet.text(x + 6, y + shift + 7.5, words, size=SMALL, weight="bold", colour=HERE.text)
+        sheet.rect(6, y, 888, LOW + TALL + 68 - TOP, edge=HERE.face, line=2.6, name="here everywhere")
+    sheet.rect(x, y, width, 15, HERE, name="you are here")
+    sheet.text(x + 6, y + 7.5, words, size=SMALL, weight="bold", colour=HERE.text)

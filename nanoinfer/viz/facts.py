@@ -82,9 +82,8 @@ class Facts:
     def __init__(
         self, metadata: InputMetadata, tokens: Sequence[str] | None = None, labels: Sequence[str] | None = None
     ):
-        self.of, self.extend = metadata, metadata.forward_mode.name != "DECODE"
+        self.of = metadata
         self.batch_size, self.shown = metadata.batch_size, min(metadata.batch_size, MOST_REQUESTS)
-        self.rows: list[int] = metadata.req_pool_indices.tolist()
         self.seq_lens: list[int] = metadata.seq_lens.tolist()
         self.kv_indptr: list[int] = metadata.kv_indptr.tolist()
         self.qo_indptr: list[int] = metadata.qo_indptr.tolist()

@@ -1,22 +1,23 @@
 """extend_mask, attention_mask: which new token sees which token of its sequence; and a mask that was computed elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import torch
 
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width
-from nanoinfer.viz.palette import INK, MUTED, ROLES, request_style
+from nanoinfer.viz.lettering import TINY, text_width
+from nanoinfer.viz.palette import INK, MUTED, ROLES, Style, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, abridged, count
 
 MOST_CELLS = 32  # keys drawn one by one
 MOST_NEW = 26  # of them new ones, and so many queries
 GUTTER = 56.0  # left of a mask, for the positions of its queries
-WIDEST = 56.0  # column, where there is room to write the keys' texts above their columns
 TEXT_ROOM = 44.0  # more, for their texts
+Positions = Sequence[int | None]  # None: those between the two beside it
 
 
 def extend_mask(
@@ -25,8 +26,7 @@ def extend_mask(
     tokens: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
     sliding_window: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """For each request a rectangle: its new tokens (queries) down, all its tokens (keys) across; filled where it sees.
 
@@ -37,132 +37,97 @@ def extend_mask(
     m = Facts(metadata, tokens, labels)
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window={sliding_window}: must be at least 1")
-    sheet = Sheet(
-        title,
-        f"What each new token sees in one {metadata.forward_mode.name} pass: new tokens (down) × all tokens (across)",
-        caption=caption,
-    )
+    mode, window = metadata.forward_mode.name, sliding_window or max(m.seq_lens)
+    default = f"What each new token sees in one {mode} pass: new tokens (down) × all tokens (across)"
+    sheet = Sheet(default_title=default, **heading)
     before = [i for i in range(m.shown) if m.prefixes[i]]
-    entries = [
-        *((m.style(i), f"sees, in {m.labels[i]}: K/V from earlier passes", len(before) < 3) for i in before),
-        (
-            m.style(max(before, default=0)),
-            "sees; K/V from earlier passes, each request's in its colour",
-            len(before) > 2,
-        ),
-        (ROLES["new"], "sees; K/V computed in this pass", True),
-        (ROLES["hidden"], "hidden", sliding_window is not None or max(m.new_lens[: m.shown]) > 1),
-    ]
-    sheet.legend([(style, label) for style, label, occurs in entries if occurs])
-    x, bottom = sheet.left, sheet.y
-    masks = [_Mask(sheet, m, i, sliding_window) for i in range(m.shown)]
-    for mask in masks:
-        if x > sheet.left and x + mask.width > sheet.right:
+    entries = [(m.style(i), f"sees, in {m.labels[i]}: K/V from earlier passes") for i in before]
+    if len(before) > 2:
+        entries = [(m.style(before[-1]), "sees; K/V from earlier passes, each request's in its colour")]
+    entries.append((ROLES["new"], "sees; K/V computed in this pass"))
+    if sliding_window is not None or max(m.new_lens[: m.shown]) > 1:
+        entries.append((ROLES["hidden"], "hidden"))
+    sheet.legend(entries)
+    x, bottom, said = sheet.left, sheet.y, list[str]()
+    for i in range(m.shown):
+        queries, keys = _shown(m.prefixes[i], m.new_lens[i])
+        title_of = f"{m.labels[i]}: {m.new_lens[i]:,} new, {m.prefixes[i]:,} in the prefix"
+        gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
+        room = (sheet.right - sheet.left - gutter) / len(keys)
+        cell = min(24.0, room, 320 / len(queries))
+        texts = [] if m.tokens is None else ["" if k is None else m.token(i, k)[:7] for k in keys]
+        width = max(gutter + cell * len(keys), text_width(title_of, weight="bold") + 6)
+        if x > sheet.left and x + width > sheet.right:
             x, sheet.y = sheet.left, bottom
-        bottom = max(bottom, mask.draw(x, sheet.y))
-        x += mask.width + 30
+        y, x0 = sheet.y + 22, x + gutter
+        sheet.text(x, sheet.y + 8, title_of, weight="bold")
+        if texts:
+            y += 38
+            sheet.text(x0 - 6, y - 8, "keys →", size=TINY, colour=MUTED, ha="right")
+            for c, text in enumerate(texts):
+                sheet.text(x0 + (c + 0.6) * cell, y - 1, text, size=TINY, rotation=55, va="bottom")
+            for row, q in enumerate(queries):
+                text = "" if q is None else m.token(i, q)
+                sheet.text(x0 - 34, y + 13 + (row + 0.5) * cell, text, size=TINY, ha="right", width=TEXT_ROOM + 6)
+
+        def style(q: int, k: int, i: int = i) -> tuple[Style, str]:
+            sees = q - window < k <= q
+            known = m.style(i) if k < m.prefixes[i] else ROLES["new"]
+            return known if sees else ROLES["hidden"], f"mask {i} {q} {k} {'sees' if sees else 'hidden'}"
+
+        bottom = max(bottom, _grid(sheet, x0, y, cell, queries, keys, m.prefixes[i], style) + 18)
+        x += width + 30
+        seen = sum(min(p + 1, window) for p in range(m.prefixes[i], m.seq_lens[i]))
+        said.append(
+            f"{m.labels[i]}: {count(m.new_lens[i], 'query')} × {count(m.seq_lens[i], 'key')} "
+            f"({m.prefixes[i]:,} in the prefix), {seen:,} of {m.new_lens[i] * m.seq_lens[i]:,} pairs seen"
+        )
     sheet.y = bottom
     if m.shown < m.batch_size:
         sheet.caption(f"… and {count(m.batch_size - m.shown, 'more request')}.")
     note = "Down: the new tokens, as queries. Across: all tokens of the sequence, as keys. Numbers: positions."
-    if m.tokens is not None and any("·" in text for text in m.tokens):
-        note += f" {SPACE_NOTE}"
-    sheet.caption(note, size=SMALL)
-    return sheet.picture(_alt(m, sliding_window))
+    sheet.caption(f"{note} {SPACE_NOTE if any('·' in text for text in m.tokens or ()) else ''}", size=TINY + 1)
+    window_said = f", sliding window {sliding_window}" if sliding_window else ""
+    return sheet.picture(f"{mode} mask{window_said}; {'; '.join(said)}.")
 
 
-def _alt(m: Facts, window: int | None) -> str:
-    parts = [f"{m.of.forward_mode.name} mask" + (f", sliding window {window}" if window else "")]
-    for i in range(m.shown):
-        seen = sum(min(p + 1, window or p + 1) for p in range(m.prefixes[i], m.seq_lens[i]))
-        parts.append(
-            f"{m.labels[i]}: {count(m.new_lens[i], 'query')} × {count(m.seq_lens[i], 'key')} "
-            f"({m.prefixes[i]:,} in the prefix), {seen:,} of {m.new_lens[i] * m.seq_lens[i]:,} pairs seen"
-        )
-    return "; ".join(parts) + "."
+def _shown(prefix: int, new: int) -> tuple[Positions, Positions]:
+    """The positions of the queries and of the keys; a long prefix, and many new tokens, are drawn from both ends."""
+    queries = [None if q is None else prefix + q for q in abridged(new, MOST_NEW)]
+    return queries, [
+        *abridged(prefix, max(MOST_CELLS - len(queries), 0) if prefix + new > MOST_CELLS else prefix),
+        *queries,
+    ]
 
 
-class _Mask:
-    """One request's rectangle. A long prefix, and many new tokens, are drawn from both ends."""
-
-    def __init__(self, sheet: Sheet, m: Facts, i: int, window: int | None):
-        self.sheet, self.m, self.i, self.window = sheet, m, i, window
-        self.earlier = m.style(i)  # of K/V that was there before the pass
-        self.prefix, self.new, self.seq = m.prefixes[i], m.new_lens[i], m.seq_lens[i]
-        self.gutter = GUTTER + (TEXT_ROOM if m.tokens is not None else 0)
-        self.title = f"{m.labels[i]}: {self.new:,} new, {self.prefix:,} in the prefix"
-        room = sheet.right - sheet.left - self.gutter
-        self.queries = abridged(self.new, MOST_NEW)
-        share = MOST_CELLS - len(self.queries) if self.seq > MOST_CELLS else self.prefix
-        new = [None if q is None else self.prefix + q for q in self.queries]
-        self.columns = [*abridged(self.prefix, share), *new]
-        self.cell = self.wide = min(24.0, room / len(self.columns), 320 / len(new))
-        texts = [] if m.tokens is None or m.shown > 1 else [self._text(k) for k in self.columns]
-        if texts and max(text_width(drawable(text), TINY) for text in texts) + 6 <= room / len(self.columns):
-            self.wide = min(WIDEST, room / len(self.columns))
-        self.width = max(self.gutter + self.wide * len(self.columns), text_width(self.title, weight="bold") + 6)
-
-    def _text(self, key: int | None) -> str:
-        return "" if key is None else self.m.token(self.i, key)[:7]
-
-    def _seen(self, position: int) -> tuple[int, int]:
-        """The keys that the query at `position` sees: from, to (exclusive)."""
-        return max(0, position + 1 - self.window) if self.window else 0, position + 1
-
-    def draw(self, x: float, y: float) -> float:
-        """Returns where it ends."""
-        sheet, m, cell, wide = self.sheet, self.m, self.cell, self.wide
-        sheet.text(x, y + 8, self.title, weight="bold")
-        x0, y = x + self.gutter, y + 22
-        if m.tokens is not None:
-            above = wide > cell  # texts have room above their columns
-            y += 14 if above else 38
-            sheet.text(x0 - 6, y - 8, "keys →", size=TINY, colour=MUTED, ha="right")
-            for c, k in enumerate(self.columns):
-                if above:
-                    sheet.text(x0 + (c + 0.5) * wide, y - 8, self._text(k), size=TINY, ha="center")
-                else:
-                    sheet.text(x0 + (c + 0.6) * wide, y - 1, self._text(k), size=TINY, rotation=55, va="bottom")
-        for c, k in enumerate(self.columns):
-            label = "…" if k is None else str(k)
-            sheet.text(x0 + (c + 0.5) * wide, y + 6, label, size=TINY, colour=MUTED, ha="center", width=wide + 2)
-        sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
-        y += 13
-        for row, q in enumerate(self.queries):
-            top = y + row * cell
-            if q is None:
-                sheet.text(x0 - 6, top + cell / 2, "…", size=TINY, colour=MUTED, ha="right")
-                continue
-            position = self.prefix + q
-            sheet.text(x0 - 6, top + cell / 2, str(position), size=TINY, colour=MUTED, ha="right")
-            if m.tokens is not None:
-                sheet.text(
-                    x0 - 34, top + cell / 2, m.token(self.i, position), size=TINY, ha="right", width=TEXT_ROOM + 6
-                )
-            for c, k in enumerate(self.columns):
-                left, right = (k, k + 1) if k is not None else self._left_out(c)
-                self._cell(x0 + c * wide, top, left, right, position)
-        if self.prefix:
-            border = x0 + wide * (len(self.columns) - len(self.queries))
-            sheet.line([border, border], [y - 4, y + len(self.queries) * cell + 3], colour=INK, line=2)
-        return y + len(self.queries) * cell + 18
-
-    def _left_out(self, column: int) -> tuple[int, int]:
-        """The keys that the column `…` stands for."""
-        before, after = self.columns[column - 1], self.columns[column + 1]
-        assert before is not None
-        assert after is not None
-        return before + 1, after
-
-    def _cell(self, x: float, y: float, left: int, right: int, position: int) -> None:
-        """Keys left..right-1 as one cell, in part hidden where they are several."""
-        low, high = self._seen(position)
-        hidden = min(max(low - left, 0), right - left) / (right - left) if left < high else 1.0
-        name = f"mask {self.i} {position} {left} {'sees' if hidden < 1 else 'hidden'}"
-        style = ROLES["hidden"] if hidden == 1 else self.earlier if left < self.prefix else ROLES["new"]
-        self.sheet.rect(x, y, self.wide, self.cell, style, edge="#ffffff", name=name)
-        if 0 < hidden < 1:
-            self.sheet.rect(x, y, self.wide * hidden, self.cell, ROLES["hidden"], edge="#ffffff")
+def _grid(
+    sheet: Sheet,
+    x0: float,
+    y: float,
+    cell: float,
+    queries: Positions,
+    keys: Positions,
+    prefix: int,
+    style: Callable[[int, int], tuple[Style, str]],
+) -> float:
+    """Queries down, keys across, with their positions; returns where it ends. What is left out: an empty row or column."""
+    for c, k in enumerate(keys):
+        text = "…" if k is None else str(k)
+        sheet.text(x0 + (c + 0.5) * cell, y + 6, text, size=TINY, colour=MUTED, ha="center", width=cell + 2)
+    sheet.text(x0 - 6, y + 6, "queries ↓", size=TINY, colour=MUTED, ha="right")
+    y += 13
+    for row, q in enumerate(queries):
+        text = "…" if q is None else str(q)
+        sheet.text(x0 - 6, y + (row + 0.5) * cell, text, size=TINY, colour=MUTED, ha="right")
+        for c, k in enumerate(keys):
+            if q is not None and k is not None:
+                look, name = style(q, k)
+                sheet.rect(x0 + c * cell, y + row * cell, cell, cell, look, edge="#ffffff", name=name)
+    bottom = y + len(queries) * cell
+    if prefix:
+        border = x0 + cell * (len(keys) - len(queries))
+        sheet.line([border, border], [y - 4, bottom + 3], colour=INK, line=2)
+    return bottom
 
 
 def attention_mask(
@@ -171,8 +136,7 @@ def attention_mask(
     prefix_len: int,
     sliding_window: int | None = None,
     wanted: torch.Tensor | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """`mask` bool [new, S], True = sees: the mask of a request's last `new` tokens, the first `prefix_len` of S cached.
 
@@ -189,7 +153,7 @@ def attention_mask(
     if wanted is None:
         distance = torch.arange(prefix_len, total)[:, None] - torch.arange(total)
         wanted = (distance >= 0) & (distance < (sliding_window or total))
-    sheet = Sheet(title, "An attention mask: new tokens (down) × all tokens (across)", caption=caption)
+    sheet = Sheet(default_title="An attention mask: new tokens (down) × all tokens (across)", **heading)
     styles = {
         "prefix": (request_style(0), "sees; K/V of the request from earlier passes"),
         "new": (ROLES["new"], "sees; K/V computed in this pass"),
@@ -197,27 +161,21 @@ def attention_mask(
         "too much": (ROLES["conflict"], "wrong: sees what it must not"),
         "too little": (ROLES["leaked"], "wrong: doesn't see what it must"),
     }
-    kinds = []
-    cell, x0, y = min(24.0, (sheet.right - sheet.left - 40) / total), sheet.left + 40, sheet.y
-    for key in range(total):
-        sheet.text(x0 + (key + 0.5) * cell, y + 5, str(key), size=TINY, colour=MUTED, ha="center")
-    y += 13
-    for row in range(new):
-        top = y + row * cell
-        sheet.text(x0 - 6, top + cell / 2, str(prefix_len + row), size=TINY, colour=MUTED, ha="right")
-        for key in range(total):
-            sees = bool(mask[row, key])
-            kind = "hidden" if not sees else "prefix" if key < prefix_len else "new"
-            if sees != bool(wanted[row, key]):
-                kind = "too much" if sees else "too little"
-            kinds.append(kind)
-            name = f"{prefix_len + row} {key} {kind}"
-            sheet.rect(x0 + key * cell, top, cell, cell, styles[kind][0], edge="#ffffff", name=name)
-    if prefix_len:
-        sheet.line([x0 + prefix_len * cell] * 2, [y - 4, y + new * cell + 3], colour=INK, line=2)
-    sheet.y = y + new * cell + 12
-    sheet.legend([entry for kind, entry in styles.items() if kind in kinds])
-    wrong = ", ".join(f"{kinds.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in kinds)
+    kinds = {}
+    for q, k in ((q, k) for q in range(prefix_len, total) for k in range(total)):
+        sees = bool(mask[q - prefix_len, k])
+        kinds[q, k] = "hidden" if not sees else "prefix" if k < prefix_len else "new"
+        if sees != bool(wanted[q - prefix_len, k]):
+            kinds[q, k] = "too much" if sees else "too little"
+    found, cell = list(kinds.values()), min(24.0, (sheet.right - sheet.left - GUTTER) / total)
+
+    def style(q: int, k: int) -> tuple[Style, str]:
+        return styles[kinds[q, k]][0], f"{q} {k} {kinds[q, k]}"
+
+    x0, queries = sheet.left + GUTTER, range(prefix_len, total)
+    sheet.y = 12 + _grid(sheet, x0, sheet.y, cell, queries, range(total), prefix_len, style)
+    sheet.legend([entry for kind, entry in styles.items() if kind in found])
+    wrong = ", ".join(f"{found.count(kind)} seen {kind}" for kind in ("too much", "too little") if kind in found)
     return sheet.picture(
         f"{count(new, 'query')} × {count(total, 'key')} ({prefix_len} in the prefix): {int(mask.sum())} of {mask.numel()} "
         f"pairs seen; {wrong or 'as it should be'}."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -9,9 +10,9 @@ import torch
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.viz.facts import Facts
 from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
-from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
+from nanoinfer.viz.palette import INK, MUTED, PLAIN, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
+from nanoinfer.viz.sheet import Heading, Look, Sheet
 from nanoinfer.viz.words import NO_SLOT, SPACE_NOTE, abridged, count, slots, slots_of_several
 
 TABLE = (
@@ -31,60 +32,8 @@ ALL = (*PER_NEW_TOKEN, *PER_TOKEN, *TABLE, *SINGLE)
 USUAL = (*PER_NEW_TOKEN, *PER_TOKEN, "req_pool_indices", "seq_lens", "prefix_lens")
 
 
-def drawn_fields(m: Facts, fields: Sequence[str] | None) -> set[str]:
-    """The fields to draw."""
-    if fields == "all":
-        return set(ALL)
-    for name in fields or ():
-        if name not in ALL:
-            raise ValueError(f"fields: {name!r} must be one of {', '.join(ALL)}")
-    return {name for name in fields or USUAL if getattr(m.of, name) is not None}
-
-
-def sharers_of(m: Facts) -> dict[int, list[int]]:
-    """Slot → the requests that read K/V from it, for slots that more than one of those drawn reads."""
-    read = {str(i): np.array(m.kv_indices[m.kv_indptr[i] : m.kv_indptr[i + 1]]) for i in range(m.shown)}
-    return {slot: list(map(int, of)) for slot, of in slots_of_several(read).items() if slot >= 0}
-
-
-def single_value(of: InputMetadata, name: str) -> str:
-    """A field of the whole pass as text: of a tensor its shape, of an object its class."""
-    value = getattr(of, name)
-    if isinstance(value, torch.Tensor):
-        return str([*value.shape])
-    return str(value) if value is None or isinstance(value, int | str) else type(value).__name__
-
-
-def in_words(m: Facts, drawn: Collection[str], sharers: Mapping[int, object]) -> str:
-    of, parts = m.of, list[str]()
-    for name in dict.fromkeys(
-        ("req_pool_indices", "seq_lens", "prefix_lens", *PER_NEW_TOKEN, *TABLE, *PER_TOKEN, *SINGLE)
-    ):
-        value = getattr(of, name)
-        if name not in drawn or name in ("forward_mode", "batch_size", "total_num_tokens"):
-            continue
-        if name == "kv_indices":
-            stored = [slot for slot in m.kv_indices if slot >= 0]
-            parts.append(f"kv_indices in {slots(stored, 8)}")
-        elif name in SINGLE:
-            parts.append(f"{name}={single_value(of, name)}")
-        else:
-            parts.append(f"{name}={None if value is None else short(value.tolist())}")
-    if sharers:
-        parts.append(f"several requests read {slots(sorted(sharers), 8)}")
-    folded = len(set(ALL) - set(drawn))
-    others = f"; {count(folded, 'other field')} not drawn" if folded else ""
-    new = f"{count(m.num_new, 'new token')} of {of.total_num_tokens:,} in all"
-    return f"{of.forward_mode.name} of {count(m.batch_size, 'request')}, {new}; {'; '.join(parts)}{others}."
-
-
-def short(values: list[int]) -> str:
-    return "[" + ", ".join("…" if i is None else str(values[i]) for i in abridged(len(values), 16)) + "]"
-
-
 GUTTER = 140.0  # where the names of the lines stand
 MOST_CELLS = 26  # in a line
-LARGE = 3  # more requests are drawn with less around each
 
 
 def input_metadata(
@@ -93,8 +42,7 @@ def input_metadata(
     fields: Sequence[str] | None = None,
     tokens: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Fields by their names: those over the new tokens, those over all tokens, those over requests, and single values.
 
@@ -106,16 +54,19 @@ def input_metadata(
     or `labels` are not as many.
     """
     m = Facts(metadata, tokens, labels)
-    drawn = drawn_fields(m, fields)
+    for name in fields or () if fields != "all" else ():
+        if name not in ALL:
+            raise ValueError(f"fields: {name!r} must be one of {', '.join(ALL)}")
+    drawn = {name for name in fields or USUAL if getattr(metadata, name) is not None} if fields != "all" else set(ALL)
     what = {"VERIFY": "the newest token of each sequence and its drafts", "DECODE": "one new token of each sequence"}
     mode = metadata.forward_mode.name
     whose = what.get(mode, "the new tokens of each sequence")
-    sheet = Sheet(title, f"InputMetadata of one {mode} pass: {whose}", caption=caption)
-    sharers = sharers_of(m)
+    sheet = Sheet(default_title=f"InputMetadata of one {mode} pass: {whose}", **heading)
+    read = {str(i): np.array(m.kv_indices[m.kv_indptr[i] : m.kv_indptr[i + 1]]) for i in range(m.shown)}
+    sharers = {slot: [m.style(int(i)) for i in of] for slot, of in slots_of_several(read).items() if slot >= 0}
     entries: list[tuple[Look, str]] = [(m.style(i), m.labels[i]) for i in range(m.shown)]
     if sharers:
-        first = [m.style(i) for i in next(iter(sharers.values()))]
-        entries.append((first, "K/V that several requests read"))
+        entries.append((next(iter(sharers.values())), "K/V that several requests read"))
     sheet.legend([*entries, (ROLES["new"], "computed in this pass")])
     if any(name in drawn for name in PER_NEW_TOKEN):
         _new_tokens(sheet, m, drawn)
@@ -132,34 +83,61 @@ def input_metadata(
         _single_values(sheet, m, [name for name in SINGLE if name in drawn])
     if m.tokens is not None and any("·" in token for token in m.tokens):
         sheet.caption(SPACE_NOTE, size=TINY)
-    return sheet.picture(in_words(m, drawn, sharers))
+    return sheet.picture(_in_words(m, drawn, sharers))
 
 
-def _name(sheet: Sheet, name: str, shape: str = "", field: bool = True, indent: float = 0) -> None:
-    """The name of a line of cells, left of it; names of fields are bold."""
-    weight, colour = ("bold", INK) if field else ("normal", MUTED)
-    sheet.text(sheet.left + indent, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
+def _single(of: InputMetadata, name: str) -> str:
+    """A field of the whole pass as text: of a tensor its shape, of an object its class."""
+    value = getattr(of, name)
+    if isinstance(value, torch.Tensor):
+        return str([*value.shape])
+    return str(value) if value is None or isinstance(value, int | str) else type(value).__name__
+
+
+def _in_words(m: Facts, drawn: Collection[str], sharers: Collection[int]) -> str:
+    parts = list[str]()
+    first = ("req_pool_indices", "seq_lens", "prefix_lens")
+    for name in dict.fromkeys((*first, *PER_NEW_TOKEN, *TABLE, *PER_TOKEN, *SINGLE)):
+        value = getattr(m.of, name)
+        if name not in drawn or name in ("forward_mode", "batch_size", "total_num_tokens"):
+            continue
+        if name == "kv_indices":
+            parts.append(f"kv_indices in {slots([slot for slot in m.kv_indices if slot >= 0], 8)}")
+        elif name in SINGLE or value is None:
+            parts.append(f"{name}={_single(m.of, name)}")
+        else:
+            shown = ["…" if i is None else str(int(value[i])) for i in abridged(len(value), 16)]
+            parts.append(f"{name}=[{', '.join(shown)}]")
+    if sharers:
+        parts.append(f"several requests read {slots(sorted(sharers), 8)}")
+    folded = len(set(ALL) - set(drawn))
+    others = f"; {count(folded, 'other field')} not drawn" if folded else ""
+    new = f"{count(m.num_new, 'new token')} of {m.of.total_num_tokens:,} in all"
+    return f"{m.of.forward_mode.name} of {count(m.batch_size, 'request')}, {new}; {'; '.join(parts)}{others}."
+
+
+def _line(
+    sheet: Sheet,
+    name: str,
+    shape: str,
+    x0: float,
+    width: float,
+    cells: Sequence[tuple[Look | None, str, str]],
+) -> None:
+    """A line of cells (look, text, name) with its name left of it, bold where it has a shape and so is a field. None for a
+    look: a small number that is no field."""
+    faint = all(look is None for look, _, _ in cells)
+    weight, colour = ("bold", INK) if shape else ("normal", MUTED)
+    sheet.text(sheet.left, sheet.y + 9, name, size=SMALL, weight=weight, colour=colour, width=GUTTER - 8)
     if shape:
         sheet.text(sheet.left + GUTTER - 14, sheet.y + 9, shape, size=TINY, colour=MUTED, ha="right")
-
-
-def _value(sheet: Sheet, x: float, width: float, look: Look, label: str, name: str) -> None:
-    """A cell with its number; a text too wide for its cell is set smaller, then shortened."""
-    height = 20.0
-    if not isinstance(look, Style):
-        sheet.shared_cell(x, sheet.y, width, height, look, label, edge="#8a8a8a", name=name)
-        return
-    style = look._replace(text=INK) if look is ROLES["free"] else look
-    size = SMALL if text_width(label, SMALL) <= width - 3 else TINY
-    fitting = label if size == SMALL else shortened(label, width - 3, TINY)
-    sheet.cell(x, sheet.y, width, height, style, fitting, size=size, edge="#8a8a8a", name=name)
-
-
-def _faint(sheet: Sheet, x0: float, width: float, labels: Sequence[str]) -> None:
-    """A line of small numbers that are no field."""
-    for c, label in enumerate(labels):
-        sheet.text(x0 + (c + 0.5) * width, sheet.y + 8, label, size=TINY, colour=MUTED, ha="center")
-    sheet.y += 16
+    for c, (look, text, called) in enumerate(cells):
+        if look is None:
+            sheet.text(x0 + (c + 0.5) * width, sheet.y + 8, text, size=TINY, colour=MUTED, ha="center")
+        else:
+            fitting = text if text_width(text, SMALL) <= width - 3 else shortened(text, width - 3, TINY)
+            sheet.cell(x0 + c * width, sheet.y, width, 20, look, fitting, edge="#8a8a8a", name=called)
+    sheet.y += 16 if faint else 22
 
 
 def _new_tokens(sheet: Sheet, m: Facts, drawn: Collection[str]) -> None:
@@ -172,46 +150,41 @@ def _new_tokens(sheet: Sheet, m: Facts, drawn: Collection[str]) -> None:
     room = sheet.right - x0 - (100 if m.shown < m.batch_size else 14)
     width, top = min(room / max(len(columns), 14), 44), sheet.y
 
-    def line(value: Callable[[int, int], str]) -> list[str]:
-        return ["…" if j is None else value(i, j) for i, j in columns]
+    def line(name: str, shape: str, value: Callable[[int, int], str], look: Callable[[int], Look | None]) -> None:
+        texts = [
+            (look(i), "…" if j is None else value(i, j), None if j is None else m.qo_indptr[i] + j) for i, j in columns
+        ]
+        _line(sheet, name, shape, x0, width, [(style, text, f"{name} {index}") for style, text, index in texts])
 
     if m.tokens is not None:
-        _name(sheet, "token", field=False)
-        for c, text in enumerate(line(lambda i, j: m.token(i, m.prefixes[i] + j))):
-            _value(sheet, x0 + c * width, width, m.style(columns[c][0]), text, f"new token {c}")
-        sheet.y += 22
-    _name(sheet, "index in the pass", field=False)
-    _faint(sheet, x0, width, line(lambda i, j: str(m.qo_indptr[i] + j)))
-    for name, values, style in (
-        ("positions", m.positions, ROLES["free"]),
-        ("out_cache_loc", m.out_cache_loc, ROLES["new"]),
-    ):
-        if name not in drawn:
-            continue
-        _name(sheet, name, "[T]")
-        for c, (i, j) in enumerate(columns):
-            index = None if j is None else m.qo_indptr[i] + j
-            look = m.style(i) if name == "positions" and m.tokens is None else style
-            _value(sheet, x0 + c * width, width, look, "…" if index is None else str(values[index]), f"{name} {index}")
-        sheet.y += 22
-    if "qo_indptr" in drawn:
-        _name(sheet, "qo_indptr", "[B+1]")
-        borders = [c for c in range(len(columns)) if c == 0 or columns[c][0] != columns[c - 1][0]] + [len(columns)]
-        for value, border in zip(m.qo_indptr, borders, strict=False):
-            _pointer(sheet, x0 + border * width, top, value)
+        line("token", "", lambda i, j: m.token(i, m.prefixes[i] + j), m.style)
+    line("index in the pass", "", lambda i, j: str(m.qo_indptr[i] + j), lambda i: None)
+    if "positions" in drawn:
+        look = m.style if m.tokens is None else lambda i: PLAIN
+        line("positions", "[T]", lambda i, j: str(m.positions[m.qo_indptr[i] + j]), look)
+    if "out_cache_loc" in drawn:
+        line("out_cache_loc", "[T]", lambda i, j: str(m.out_cache_loc[m.qo_indptr[i] + j]), lambda i: ROLES["new"])
     if m.shown < m.batch_size:
         more = f"… {m.batch_size - m.shown} more requests"
         sheet.text(x0 + len(columns) * width + 8, sheet.y - 20, more, size=TINY, colour=MUTED)
-    sheet.y += 28 if "qo_indptr" in drawn else 12
+    if "qo_indptr" in drawn:
+        borders = [c for c in range(len(columns)) if c == 0 or columns[c][0] != columns[c - 1][0]] + [len(columns)]
+        pointers = dict(zip(borders, m.qo_indptr, strict=False))
+        _pointers(sheet, "qo_indptr", {x0 + c * width: value for c, value in pointers.items()}, top)
+    sheet.y += 12
 
 
-def _pointer(sheet: Sheet, x: float, top: float, value: int) -> None:
-    """A border between requests with the row pointer's value under it."""
-    sheet.line([x, x], [top - 3, sheet.y + 2], colour=INK, line=1.4)
-    sheet.text(x, sheet.y + 9, str(value), size=SMALL, weight="bold", ha="center")
+def _pointers(sheet: Sheet, name: str, values: Mapping[float, int], top: float) -> None:
+    """Borders between requests, with the values of a row pointer under them."""
+    _line(sheet, name, "[B+1]", 0, 0, ())
+    sheet.y -= 16
+    for x, value in values.items():
+        sheet.line([x, x], [top - 3, sheet.y + 2], colour=INK, line=1.4)
+        sheet.text(x, sheet.y + 9, str(value), size=SMALL, weight="bold", ha="center")
+    sheet.y += 24
 
 
-def _sequence(sheet: Sheet, m: Facts, i: int, drawn: Collection[str], sharers: Mapping[int, Sequence[int]]) -> None:
+def _sequence(sheet: Sheet, m: Facts, i: int, drawn: Collection[str], sharers: Mapping[int, Look]) -> None:
     """[Σ seq_lens] fields of one request: a column per token, prefix and new apart, from both ends where they are many."""
     prefix, new = m.prefixes[i], m.new_lens[i]
     columns: list[int | None] = list(range(prefix + new))
@@ -219,51 +192,32 @@ def _sequence(sheet: Sheet, m: Facts, i: int, drawn: Collection[str], sharers: M
         share = max(min(4, prefix), min(prefix, MOST_CELLS - min(new, MOST_CELLS // 2)))
         columns = abridged(prefix, share)
         columns += [None if j is None else prefix + j for j in abridged(new, MOST_CELLS - share)]
-    x0, top, large = sheet.left + GUTTER, sheet.y, m.shown <= LARGE
+    x0, top = sheet.left + GUTTER, sheet.y
     width = min((sheet.right - x0 - 14) / max(len(columns), 14), 44)
-    end, band = x0 + len(columns) * width, 5.0
-    said = {"req_pool_indices": m.rows[i], "seq_lens": m.seq_lens[i]}
-    said |= {"prefix_lens": prefix, "extend_seq_lens": new} if m.extend else {}
-    line = f"{m.labels[i]}: " + ", ".join(f"{name}[{i}] = {value}" for name, value in said.items() if name in drawn)
-    if large:
-        sheet.text(x0 + 3, sheet.y + 6, line.removesuffix(": "), size=TINY, width=sheet.right - x0 - 10)
-        sheet.y += 14
-        top = sheet.y
-    else:
-        sheet.text(sheet.left, sheet.y + band + 9, m.labels[i], size=SMALL, width=62)
-    sheet.rect(x0, sheet.y, len(columns) * width, band, m.style(i), name=f"request {i}")
-    sheet.y += band
+    end = x0 + len(columns) * width
+    sheet.text(sheet.left, sheet.y + 6, m.labels[i], size=SMALL, width=GUTTER - 8)
+    sheet.rect(x0, sheet.y, len(columns) * width, 12, m.style(i), name=f"request {i}")
+    sheet.y += 12
     if m.tokens is not None:
-        if large:
-            _name(sheet, "token", field=False)
-        for c, p in enumerate(columns):
-            _value(sheet, x0 + c * width, width, ROLES["free"], "…" if p is None else m.token(i, p), f"token {i} {p}")
-        sheet.y += 20
-    if large:
-        _name(sheet, "position in sequence", field=False)
-        _faint(sheet, x0, width, ["…" if p is None else str(p) for p in columns])
+        texts = ["…" if p is None else m.token(i, p) for p in columns]
+        cells = [(PLAIN, text, f"token {i} {p}") for text, p in zip(texts, columns, strict=True)]
+        _line(sheet, "token", "", x0, width, cells)
+    _line(sheet, "position in sequence", "", x0, width, [(None, "…" if p is None else str(p), "") for p in columns])
     if "kv_indices" in drawn:
-        _name(sheet, "kv_indices", "[Σ seq_lens]" if large and not i else "", indent=0 if large else 66)
+        line = list[tuple[Look | None, str, str]]()
         for c, p in enumerate(columns):
-            in_prefix = next(q for q in columns[c::-1] if q is not None) < prefix
-            look: Look = m.style(i) if in_prefix else ROLES["new"]
             slot = None if p is None else m.kv_indices[m.kv_indptr[i] + p]
-            if in_prefix and slot is not None and slot in sharers:
-                look = [m.style(other) for other in sharers[slot]]
-            if slot == -1:
-                look = ROLES["leftover"]
-            label = "…" if slot is None else NO_SLOT if slot == -1 else str(slot)
-            _value(sheet, x0 + c * width, width, look, label, f"kv_indices {i} {p}")
-        sheet.y += 22
+            look: Look = ROLES["new"]
+            if next(q for q in columns[c::-1] if q is not None) < prefix:
+                look = m.style(i) if slot is None else sharers.get(slot, m.style(i))
+            look = ROLES["leftover"] if slot == -1 else look
+            line.append((look, "…" if slot is None else NO_SLOT if slot == -1 else str(slot), f"kv_indices {i} {p}"))
+        _line(sheet, "kv_indices", "[Σ seq_lens]", x0, width, line)
     if "kv_indptr" in drawn:
-        _name(sheet, "kv_indptr", "[B+1]" if large and not i else "", indent=0 if large else 66)
-        _pointer(sheet, x0, top, m.kv_indptr[i])
-        _pointer(sheet, end, top, m.kv_indptr[i + 1])
         start_loc = f"start_loc[{i}] = " if "start_loc" in drawn else ""
         begin = f"kv_indptr[{i}] = {start_loc}{m.kv_indptr[i]}"  # the pointer that ends one sequence begins the next
-        beside = x0 + 14 if end - x0 > 200 else end + 20
-        sheet.text(beside, sheet.y + 9, begin, size=TINY, colour=MUTED)
-        sheet.y += 24
+        sheet.text(x0 + 14 if end - x0 > 200 else end + 20, sheet.y + 9, begin, size=TINY, colour=MUTED)
+        _pointers(sheet, "kv_indptr", {x0: m.kv_indptr[i], end: m.kv_indptr[i + 1]}, top)
     sheet.y += 2 if "kv_indptr" in drawn else 8
 
 
@@ -281,8 +235,7 @@ def _per_request(sheet: Sheet, m: Facts, names: Sequence[str]) -> None:
         for c, name in enumerate(names):
             values = getattr(m.of, name)
             label = "None" if values is None else str(int(values[i]))
-            style = ROLES["free"]._replace(text=MUTED if values is None else INK)
-            sheet.cell(x0 + c * width + 2, sheet.y, width - 4, 18, style, label, edge="#b8b8b8", name=f"{name} {i}")
+            sheet.cell(x0 + c * width + 2, sheet.y, width - 4, 18, PLAIN, label, edge="#b8b8b8", name=f"{name} {i}")
         sheet.y += 20
     sheet.y += 8
 
@@ -295,5 +248,5 @@ def _single_values(sheet: Sheet, m: Facts, names: Sequence[str]) -> None:
         column, line = divmod(i, lines)
         x, y = sheet.left + column * 293, sheet.y + 17 * line + 8
         width = sheet.text(x, y, name, size=SMALL, weight="bold")
-        sheet.text(x + width + 8, y, single_value(m.of, name), size=SMALL, width=285 - width - 8)
+        sheet.text(x + width + 8, y, _single(m.of, name), size=SMALL, width=285 - width - 8)
     sheet.y += 17 * lines + 6

@@ -33,6 +33,7 @@ ROLES: dict[str, Style] = {
     "leaked": Style("#ffd9d0", "#7a1500", "xxx", "#c0392b"),
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),
 }
+PLAIN = ROLES["free"]._replace(text=INK)  # of what has no owner at all
 # Slots of the tree, locked, whose K/V came back from a storey below the pool.
 FETCHED: dict[str, Style] = {
     "host": ROLES["tree_locked"]._replace(hatch="..", mark="#c9eed9"),

@@ -1,13 +1,13 @@
 """session_steps, padded_batch: which sessions had a row in which decode pass, and what padding them wastes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Unpack
 
 from nanoinfer.sessions.inference import InferenceSession
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, owner_style, request_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import abridged, count, num_bytes, percent
 
 MOST_ROWS = 24
@@ -15,46 +15,60 @@ HEIGHT = 19.0
 
 
 def session_steps(
-    steps: Sequence[Mapping[int, int]],
-    *,
-    max_rows: int | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    steps: Sequence[Mapping[int, int]], *, max_rows: int | None = None, **heading: Unpack[Heading]
 ) -> Picture:
     """Requests (down) × decode passes (across), filled where the request was computed; below, the rows of each pass.
 
     `steps`: what `OfflineScheduler.step` returned, {request id: token id}, in order; {} is a step without a pass.
-    `max_rows`: rows that a pass may have; what is not used of them is drawn, too. Raises ValueError for no steps.
+    `max_rows`: rows that a pass may have; what is not used of them is drawn, too.
     """
     ids = sorted({request_id for step in steps for request_id in step})
-    if not ids:
-        raise ValueError("steps: must have at least one with a token")
     rows = [len(step) for step in steps]
     names = {request_id: f"request {request_id}" for request_id in ids}
 
-    sheet = Sheet(title, "Which request is computed in which DECODE pass", caption=caption)
-    x0 = sheet.left + min(max(text_width(text) for text in [*names.values(), "rows in the pass"]), 220) + 12
+    sheet = Sheet(default_title="Which request is computed in which DECODE pass", **heading)
+    x0 = sheet.left + max(text_width(text) for text in [*names.values(), "rows in the pass"]) + 12
     width = min((sheet.right - x0 - 8) / len(steps), 34.0)
-    every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
     sheet.text(x0 - 8, sheet.y + 6, "decode pass", ha="right", size=SMALL, colour=MUTED)
-    for i in range(0, len(steps), every):
+    for i in range(
+        0, len(steps), next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
+    ):
         sheet.text(x0 + (i + 0.5) * width, sheet.y + 6, str(i + 1), ha="center", size=TINY, colour=MUTED)
     sheet.y += 16
-    edge = "#ffffff" if width > 10 else None
     for place in abridged(len(ids), MOST_ROWS):
-        if place is None:
-            sheet.text(x0 - 8, sheet.y + 7, "…", ha="right")
-            sheet.y += 16
-            continue
-        request_id = ids[place]
-        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, names[request_id], ha="right", width=220)
+        label = "…" if place is None else names[ids[place]]
+        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, label, ha="right")
         for i, step in enumerate(steps):
-            if request_id in step:
-                name = f"request {request_id} pass {i + 1}"
-                sheet.rect(x0 + i * width, sheet.y, width, HEIGHT, request_style(request_id), edge=edge, name=name)
+            if place is not None and ids[place] in step:
+                cell = x0 + i * width, sheet.y, width, HEIGHT
+                edge = "#ffffff" if width > 10 else None
+                sheet.rect(*cell, request_style(ids[place]), edge=edge, name=f"request {ids[place]} pass {i + 1}")
         sheet.line([x0, x0 + len(steps) * width], [sheet.y + HEIGHT + 1.5] * 2, colour=GRID, line=0.3)
         sheet.y += HEIGHT + 3
-    _rows(sheet, rows, max_rows, x0, width)
+    # The number of rows of each pass as bars; above them what could have been.
+    top, most = sheet.y + 10, max_rows or max(rows)
+    unit = min(56 / most, 14.0)
+    base = top + most * unit
+    sheet.text(x0 - 8, (top + base) / 2, "rows in the pass", ha="right", size=SMALL, colour=MUTED)
+    for i, number in enumerate(rows):
+        x, height = x0 + i * width, number * unit
+        if max_rows is not None:
+            sheet.rect(x, top, width, base - height - top, ROLES["padding"], name=f"unused pass {i + 1}")
+        sheet.cell(
+            x,
+            base - height,
+            width,
+            height,
+            ROLES["in_use"],
+            str(number),
+            size=TINY,
+            edge=None,
+            name=f"rows pass {i + 1}",
+        )
+    sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
+    sheet.y = base + 10
+    if max_rows is not None:
+        sheet.legend([(ROLES["in_use"], "rows used"), (ROLES["padding"], f"rows not used, of {max_rows}")])
     passes = sum(1 for number in rows if number)
     used = f", {sum(rows)} of {passes * max_rows} possible rows used" if max_rows is not None else ""
     first = {request_id: next(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
@@ -67,25 +81,6 @@ def session_steps(
     )
 
 
-def _rows(sheet: Sheet, rows: Sequence[int], max_rows: int | None, x0: float, width: float) -> None:
-    """The number of rows of each pass as bars, upside on a line; above them what could have been."""
-    top, most = sheet.y + 10, max_rows or max(rows)
-    unit = min(56 / most, 14.0)
-    base = top + most * unit
-    sheet.text(x0 - 8, (top + base) / 2, "rows in the pass", ha="right", size=SMALL, colour=MUTED)
-    for i, number in enumerate(rows):
-        x = x0 + i * width
-        if max_rows is not None:
-            sheet.rect(x, top, width, (most - number) * unit, ROLES["padding"], name=f"unused pass {i + 1}")
-        sheet.rect(x, base - number * unit, width, number * unit, ROLES["in_use"], name=f"rows pass {i + 1}")
-        if width >= 14 and number:
-            sheet.text(x + width / 2, base - number * unit / 2, str(number), ha="center", size=TINY)
-    sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
-    sheet.y = base + 10
-    if max_rows is not None:
-        sheet.legend([(ROLES["in_use"], "rows used"), (ROLES["padding"], f"rows not used, of {max_rows}")])
-
-
 MOST_CELLS = 40
 MOST_SESSIONS = 24
 
@@ -94,20 +89,19 @@ def padded_batch(
     sessions_or_lens: Sequence[InferenceSession] | Sequence[int],
     *,
     labels: Sequence[str] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
 
-    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row. Raises
-    ValueError for negative lengths and for none.
+    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row.
     """
-    lens, bytes_per_token = _lens(sessions_or_lens)
+    lens = [each if isinstance(each, int) else each.kv_len for each in sessions_or_lens]
+    bytes_per_token = getattr(getattr(sessions_or_lens[0], "engine", None), "kv_bytes_per_token", 0)
     names = list(labels) if labels is not None else [f"session {i}" for i in range(len(lens))]
     longest, used = max(lens), sum(lens)
     cells = longest * len(lens)
     sheet = Sheet(
-        title, f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", caption=caption
+        default_title=f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", **heading
     )
     gutter = min(max(text_width(name) for name in names) + 12, 200)
     room = sheet.right - sheet.left - gutter - 150
@@ -119,10 +113,8 @@ def padded_batch(
                 look = owner_style(name, i) if k < length else ROLES["padding"]
                 sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
         else:
+            sheet.rect(x0, sheet.y, longest * width, 20, ROLES["padding"], name=f"row {i} padding")
             sheet.rect(x0, sheet.y, length * width, 20, owner_style(name, i), name=f"row {i} used")
-            sheet.rect(
-                x0 + length * width, sheet.y, (longest - length) * width, 20, ROLES["padding"], name=f"row {i} padding"
-            )
         padding = longest - length
         use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
         sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
@@ -134,26 +126,10 @@ def padded_batch(
     if len(lens) > MOST_SESSIONS:
         sheet.caption(f"… and {count(len(lens) - MOST_SESSIONS, 'more row')}.")
     in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
-    sheet.legend(
-        [
-            (
-                owner_style(names[0], 0),
-                f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}",
-            ),
-            (ROLES["padding"], f"padding: {cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"),
-        ]
-    )
-    alt = (
+    of_used = f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"
+    of_padding = f"{cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"
+    sheet.legend([(owner_style(names[0], 0), of_used), (ROLES["padding"], f"padding: {of_padding}")])
+    return sheet.picture(
         f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
         f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
     )
-    return sheet.picture(alt)
-
-
-def _lens(given: Sequence[Any]) -> tuple[list[int], int]:
-    """Tokens per row, and bytes of K/V per token (0: unknown)."""
-    if given and hasattr(given[0], "kv_len"):
-        return [session.kv_len for session in given], given[0].engine.kv_bytes_per_token
-    if min(given, default=-1) < 0:
-        raise ValueError(f"sessions_or_lens={given!r}: must have a row, and no negative length")
-    return [int(length) for length in given], 0

@@ -1,18 +1,20 @@
-"""slot_map: every slot of the TokenToKVPool, coloured by its owner."""
+"""slot_map, allocator_marks: every slot of the TokenToKVPool by its owner, and how the lowest free ones are found."""
 
 from collections.abc import Mapping
+from typing import Unpack, cast
 
 import numpy as np
 
 from nanoinfer.cache.indices import Indices
-from nanoinfer.cache.memory_pool import TokenToKVPool
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
+from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.engine.engine import Engine
 from nanoinfer.viz.facts import request_labels
 from nanoinfer.viz.lettering import SMALL, TINY
-from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
+from nanoinfer.viz.palette import MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import checked_slots, count, runs, span
 
 MOST_NUMBERED = 512  # slots; more are drawn as finer cells without numbers
@@ -22,16 +24,11 @@ FREE, TREE, LOCKED, UNOWNED, SEVERAL, FIRST_OWNER = range(6)
 
 def owners(engine: Engine) -> dict[str, np.ndarray]:
     """`{label: slots}` of the running requests of an Engine: the slots that each one owns, without those of the tree."""
-    rows = engine.cache.rows
+    rows, running = engine.cache.rows, engine.scheduler.running
     return {
         label: rows[req.req_pool_idx, req.tree_len : req.allocated_len].astype(np.int64)
-        for label, req in zip(running_labels(engine), engine.scheduler.running, strict=True)
+        for label, req in zip(request_labels(engine, running), running, strict=True)
     }
-
-
-def running_labels(engine: Engine) -> list[str]:
-    """What the pictures call the running requests, in order of admission."""
-    return request_labels(engine, engine.scheduler.running)
 
 
 def slot_map(
@@ -40,8 +37,7 @@ def slot_map(
     *,
     radix_cache: RadixCache | None = None,
     highlight: Indices | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Slots 0..N-1 row after row; pages framed; a legend that counts each owner's slots.
 
@@ -52,9 +48,8 @@ def slot_map(
     Raises ValueError for slots outside the pool.
     """
     sheet = Sheet(
-        title,
-        f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
-        caption=caption,
+        default_title=f"TokenToKVPool: what owns each slot (page_size={getattr(token_to_kv_pool, 'page_size', 1)})",
+        **heading,
     )
     return sheet.picture(draw_slot_map(sheet, token_to_kv_pool, owners, radix_cache, highlight))
 
@@ -71,37 +66,24 @@ def draw_slot_map(
     marked = checked_slots("highlight", highlight, pool.size) if highlight is not None else np.empty(0, np.int64)
     owner = _owner_of_each_slot(pool, owned, radix_cache)
     owners_known = owners is not None or radix_cache is not None
-    kinds = _kinds(owned, owners_known)
+    kinds = [
+        *((ROLES["free"], "free"), (ROLES["tree"], "tree"), (ROLES["tree_locked"], "tree, locked")),
+        (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use"),
+        (ROLES["conflict"], "several owners"),
+        *((owner_style(label, i), label) for i, label in enumerate(owned)),
+    ]
     _grid(sheet, pool, owner, [style for style, _ in kinds], marked)
     counts = np.bincount(owner, minlength=len(kinds)).tolist()
     always = {FREE} if radix_cache is None else {FREE, TREE}
     shown = [i for i in range(len(kinds)) if counts[i] or i in always]
-    names = [name for _, name in kinds]
-    if counts[LOCKED]:
-        names[TREE] = "tree, unlocked"
-    entries = [(kinds[i][0], f"{names[i]}: {counts[i]:,}") for i in shown]
-    if marked.size:
-        entries.append((ROLES["highlight"], f"marked: {runs(np.sort(marked))}"))
-        sheet.legend(entries, outline=[entries[-1][1]], strips=pool.size <= MOST_NUMBERED)
-    else:
-        sheet.legend(entries, strips=pool.size <= MOST_NUMBERED)
+    names = {i: "tree, unlocked" if i == TREE and counts[LOCKED] else kinds[i][1] for i in shown}
+    entries = [(kinds[i][0], f"{name}: {counts[i]:,}") for i, name in names.items()]
+    sheet.legend(entries, marked=f"marked: {runs(np.sort(marked))}" if marked.size else "")
     alt = f"{count(pool.size, 'slot')}: " + ", ".join(f"{counts[i]:,} {kinds[i][1]}" for i in shown)
     for kind in (UNOWNED, SEVERAL):
         if counts[kind] and owners_known:
             alt += f"; {kinds[kind][1]}: {runs(np.flatnonzero(owner == kind), 8)}"
     return alt + (f"; marked {runs(np.sort(marked), 8)}" if marked.size else "") + "."
-
-
-def _kinds(owned: Mapping[str, np.ndarray], owners_known: bool) -> list[tuple[Style, str]]:
-    unowned = (ROLES["leaked"], "no owner (leaked?)") if owners_known else (ROLES["in_use"], "in use")
-    return [
-        (ROLES["free"], "free"),
-        (ROLES["tree"], "tree"),
-        (ROLES["tree_locked"], "tree, locked"),
-        unowned,
-        (ROLES["conflict"], "several owners"),
-        *((owner_style(label, i), label) for i, label in enumerate(owned)),
-    ]
 
 
 def _owner_of_each_slot(
@@ -128,14 +110,16 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     size, page = pool.size, pool.page_size
     numbered = size <= MOST_NUMBERED
     group = 1 if size <= MOST_CELLS else 1 << (-(-size // MOST_CELLS) - 1).bit_length()
-    cells = owner if group == 1 else _dominant(owner, group, styles[UNOWNED] is ROLES["leaked"])
+    cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, size, group)])
+    for wrong in (UNOWNED, SEVERAL) if styles[UNOWNED] is ROLES["leaked"] else (SEVERAL,):
+        cells[np.flatnonzero(owner == wrong) // group] = wrong  # a mistake decides alone
     per_row = 32 if numbered else 64 if len(cells) <= 2048 else 128
     if page > 1 and group == 1 and page < per_row:
         per_row -= per_row % page
     gutter = 0 if numbered else 8 + 7 * len(str(size))
     x0 = sheet.left + gutter
     width = min((sheet.right - x0) / min(per_row, max(len(cells), 20)), 40)
-    height = max(20.0 if len(cells) > 64 else 26.0, 0) if numbered else max(min(width, 9.0), 6)
+    height = (20.0 if len(cells) > 64 else 26.0) if numbered else max(min(width, 9.0), 6)
     framed = set((marked // group).tolist())
     y = sheet.y
     for row_start in range(0, len(cells), per_row):
@@ -144,12 +128,8 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
             sheet.text(x0 - 6, y + height / 2, str(row_start * group), size=SMALL, colour=MUTED, ha="right")
         if numbered:
             for i, kind in enumerate(row.tolist()):
-                slot = row_start + i
-                x = x0 + i * width
-                small = TINY if width < 28 and slot > 99 else SMALL
-                sheet.cell(
-                    x, y, width, height, styles[kind], str(slot), size=small, edge="#b8b8b8", name=f"slot {slot}"
-                )
+                slot = str(row_start + i)
+                sheet.cell(x0 + i * width, y, width, height, styles[kind], slot, edge="#b8b8b8", name=f"slot {slot}")
         else:
             edges = np.flatnonzero(np.diff(row)) + 1
             for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(row)], strict=True):
@@ -162,9 +142,8 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
                 sheet.rect(x0 + i * width, y, min(page, len(row) - i) * width, height, edge="#1a1a1a", line=1.1)
         for i in range(len(row)):
             if row_start + i in framed:
-                sheet.rect(
-                    x0 + i * width + 1, y + 1, width - 2, height - 2, edge=ROLES["highlight"].face, line=2, over=True
-                )
+                frame = x0 + i * width + 1, y + 1, width - 2, height - 2
+                sheet.rect(*frame, edge=ROLES["highlight"].face, line=2)
         y += height + (2 if numbered else 0)
     sheet.y = y + 8
     if group > 1:
@@ -172,9 +151,63 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
         sheet.caption(f"One cell stands for {group} slots and has {most}.")
 
 
-def _dominant(owner: np.ndarray, group: int, leaks: bool) -> np.ndarray:
-    """What most of each `group` slots are; a slot with several owners, or (`leaks`) with none, decides alone."""
-    cells = np.array([np.bincount(owner[i : i + group]).argmax() for i in range(0, len(owner), group)])
-    for wrong in (UNOWNED, SEVERAL) if leaks else (SEVERAL,):
-        cells[np.flatnonzero(owner == wrong) // group] = wrong
-    return cells
+MOST_BLOCKS = 16
+MOST_MARKS = 26  # of the block that is looked into
+BEFORE = 4  # marks drawn in front of the first free one
+GUTTER = 118.0
+
+
+def allocator_marks(allocator: SlotAllocator | TokenToKVPool | ReqToTokenPool, **heading: Unpack[Heading]) -> Picture:
+    """The marks of an allocator, 1 for free and 0 for taken: one per block above, one per page of the block below.
+
+    The first 1 above is where a search begins, and the first 1 below it is the lowest free page. `allocator`: a
+    SlotAllocator, or a pool, which has one.
+    """
+    own = allocator if hasattr(allocator, "_is_free") else getattr(allocator, "_slots", None) or allocator._rows  # type: ignore[union-attr]
+    found = cast(SlotAllocator, own)
+    # Pages in a block, as the class's own module or notebook has it.
+    per_block = int(getattr(type(found).alloc, "__globals__", {}).get("BLOCK", BLOCK))
+    unit = "slot" if found.page_size == 1 else f"page of {found.page_size} slots"
+    sheet = Sheet(default_title=f"One mark per block, one mark per {unit}", **heading)
+    marks, blocks = found._is_free, found._block_is_free
+    free, x0, width, shown = np.flatnonzero(marks), sheet.left + GUTTER, 44.0, min(len(blocks), MOST_BLOCKS)
+    first = int(free[0]) if free.size else None
+    _marks(sheet, "mark per block", blocks[:shown], 0, width, "block", None if first is None else first // per_block)
+    for i in range(0, shown, 1 if per_block < 10 else 2):
+        name = span(i * per_block, min((i + 1) * per_block, len(marks)) - 1)
+        sheet.text(x0 + (i + 0.5) * width, sheet.y + 32, name, size=TINY, colour=MUTED, ha="center")
+    sheet.y += 48
+    said = f"{count(int(np.count_nonzero(blocks)), 'block')} of {len(blocks)} marked as having a free page"
+    if first is None:
+        said = f"no page is free, and {said}"
+    else:
+        block, end_of_block = first // per_block, min((first // per_block + 1) * per_block, len(marks))
+        start = max(block * per_block, first - BEFORE)
+        end = min(end_of_block, start + MOST_MARKS)
+        cell = min(28.0, (sheet.right - x0 - 80) / (end - start))
+        if block < shown:  # from the block that is looked into, a line to each end of its marks
+            for left, to in ((x0 + block * width, x0), (x0 + (block + 1) * width, x0 + (end - start) * cell)):
+                sheet.line([left, to], [sheet.y - 8, sheet.y + 8], line=0.8, style=":")
+        sheet.y += 24
+        _marks(sheet, f"block {block}: its marks", marks[start:end], start, cell, "mark", first)
+        for i in range(start, end, 1 if cell > 26 else 2):
+            x = x0 + (i - start + 0.5) * cell
+            sheet.text(x, sheet.y - 7, str(i), size=TINY, colour=MUTED, ha="center", width=cell * 2)
+        if end < end_of_block:
+            sheet.text(x0 + (end - start) * cell + 6, sheet.y + 12, "…", colour=MUTED)
+        sheet.y += 40
+        said += f"; first free mark {first} in block {block}"
+    sheet.legend([(PLAIN, "1: free"), (ROLES["in_use"], "0: in use")], marked="marked: what the search finds")
+    return sheet.picture(f"{count(found.size, found.name)}, {found.available_size():,} free; {said}.")
+
+
+def _marks(
+    sheet: Sheet, label: str, marks: np.ndarray, start: int, width: float, kind: str, marked: int | None
+) -> None:
+    sheet.text(sheet.left, sheet.y + 12, label, size=SMALL)
+    for i, mark in enumerate(marks.tolist(), start):
+        x, style = sheet.left + GUTTER + (i - start) * width, PLAIN if mark else ROLES["in_use"]
+        sheet.cell(x, sheet.y, width, 24, style, str(int(mark)), edge="#8a8a8a", name=f"{kind} {i}")
+    if marked is not None and marked - start < len(marks):
+        x = sheet.left + GUTTER + (marked - start) * width
+        sheet.rect(x + 1, sheet.y + 1, width - 2, 22, edge=ROLES["highlight"].face, line=2.4, name=f"found {kind}")

@@ -1,16 +1,15 @@
-"""lanes, kernel_times: what happened when, on an axis of time: threads or requests side by side, or kernels."""
+"""lanes, kernel_times, replicas: what happened when, on an axis of time: threads or requests, kernels, or replicas."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from matplotlib.ticker import MaxNLocator
 
-from nanoinfer.viz.lettering import SMALL, TINY, drawable, text_width
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Look, Sheet
-from nanoinfer.viz.words import count, number, percent
+from nanoinfer.viz.sheet import Heading, Sheet
+from nanoinfer.viz.words import count, duration, number, percent
 
 WAITING = "waiting"  # a kind with a look of its own, the same in all pictures
 HEIGHT, PITCH = 20.0, 28.0
@@ -30,8 +29,7 @@ def lanes(
     *,
     unit: str,
     within: tuple[float, float] | None = None,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """`spans`: (lane, kind, start, end), times in `unit`. Lanes are in the order in which they first appear, and each kind
     has its colour; the kind "waiting" is always light. `within`: where the scale begins and ends, so that several pictures
@@ -47,145 +45,167 @@ def lanes(
     first, last = min(each.start for each in checked), max(each.end for each in checked)
     length = last - first
     first, last = (first, last) if within is None else within
-    sheet = Sheet(title, f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", caption=caption)
-    gutter = min(max(text_width(drawable(name)) for name in (*names, unit)) + 14, 260)
-    x0, room = sheet.left + gutter, sheet.right - sheet.left - gutter - 10
-    scale = room / ((last - first) or 1.0)
-    top, bottom = sheet.y, sheet.y + PITCH * len(names)
-    values = MaxNLocator(8).tick_values(first, last) if last > first else [first]
-    ticks = [at for at in values if first - 1e-9 <= at <= last + 1e-9]
-    for at in ticks:
-        x = x0 + scale * (at - first)
-        sheet.line([x, x], [top, bottom], colour=GRID, line=0.5, style=":")
-        sheet.text(x, bottom + 9, number(round(at, 9)), size=SMALL, ha="center", colour=MUTED)
-    sheet.text(x0 - 8, bottom + 9, unit, size=SMALL, ha="right", colour=MUTED)
+    sheet = Sheet(default_title=f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", **heading)
+    gutter = min(max(text_width(name) for name in (*names, unit)) + 14, 260)
+    x0, top, bottom = sheet.left + gutter, sheet.y, sheet.y + PITCH * len(names)
+    scale = (sheet.right - x0 - 10) / ((last - first) or 1.0)
+    _axis(sheet, x0, scale, first, last, unit, bottom)
     for i, name in enumerate(names):
-        sheet.text(x0 - 8, top + PITCH * i + PITCH / 2, name, ha="right", width=gutter - 8)
-        sheet.line([x0, x0 + room], [top + PITCH * (i + 0.5)] * 2, colour=GRID, line=0.5)
+        sheet.text(x0 - 8, top + PITCH * (i + 0.5), name, ha="right", width=gutter - 8)
+        sheet.line([x0, sheet.right - 10], [top + PITCH * (i + 0.5)] * 2, colour=GRID, line=0.5)
     for each in checked:
         y = top + PITCH * names.index(each.lane) + (PITCH - HEIGHT) / 2
         x, width = x0 + scale * (each.start - first), max(scale * (each.end - each.start), 0.8)
         edge = GRID if each.kind == WAITING else None
-        name = f"{each.lane}, {each.kind}"
-        sheet.rect(x, y, width, HEIGHT, styles[each.kind], edge=edge, line=0.5, over=True, name=name)
-    sheet.line([x0, x0], [top, bottom], colour=INK)
+        sheet.rect(x, y, width, HEIGHT, styles[each.kind], edge=edge, name=f"{each.lane}, {each.kind}")
     sheet.y = bottom + 26
-    entries: list[tuple[Look, str]] = [(styles[kind], kind) for kind in kinds]
-    sheet.legend(entries)
-    return sheet.picture(_alt(checked, names, unit, length))
+    sheet.legend([(styles[kind], kind) for kind in kinds])
+    took: dict[str, dict[str, float]] = {name: {} for name in names}
+    for each in checked:
+        took[each.lane][each.kind] = took[each.lane].get(each.kind, 0.0) + each.end - each.start
+    said = [f"{name}: {', '.join(f'{kind} {number(time)}' for kind, time in of.items())}" for name, of in took.items()]
+    return sheet.picture(f"{number(length)} {unit} in all. {'; '.join(said)}.")
 
 
-def _alt(spans: Sequence[Span], names: Sequence[str], unit: str, length: float) -> str:
-    """Per lane and kind, how much time it took."""
-    parts = []
-    for name in names:
-        took: dict[str, float] = {}
-        for each in spans:
-            if each.lane == name:
-                took[each.kind] = took.get(each.kind, 0.0) + each.end - each.start
-        parts.append(f"{name}: {', '.join(f'{kind} {number(time)}' for kind, time in took.items())}")
-    return f"{number(length)} {unit} in all. {'; '.join(parts)}."
+def _axis(sheet: Sheet, x0: float, scale: float, first: float, last: float, unit: str, bottom: float) -> None:
+    """Time from x0 on, at `bottom`, with lines up to here."""
+    values = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(first, last) if last > first else [first]
+    for at in values:
+        if first - 1e-9 <= at <= last + 1e-9:
+            x = x0 + scale * (at - first)
+            sheet.line([x, x], [sheet.y, bottom], colour=GRID, line=0.5, style=":")
+            sheet.text(x, bottom + 9, number(round(at, 9)), size=SMALL, ha="center", colour=MUTED)
+    sheet.text(x0 - 8, bottom + 9, unit, size=SMALL, ha="right", colour=MUTED)
+    sheet.line([x0, x0], [sheet.y, bottom], colour=INK)
 
 
 PRODUCT, ATTENTION, OTHER, OUTSIDE = "products with weights", "attention", "other kernels", "outside the kernels"
 STYLES: dict[str, Style] = {PRODUCT: BARS[0], ATTENTION: BARS[3], OTHER: BARS[1], OUTSIDE: BARS[2]}
 BAR, BAR_PITCH = 34.0, 74.0  # of a bar; from one bar to the next
-TICKS = 8  # at most
 
 Call = tuple[str, str, float, float]  # kernel, module, begin and end in seconds
 
 
-def kernel_times(
-    passes: Mapping[str, tuple[Sequence[Call], float]], *, title: str | None = None, caption: str | None = None
-) -> Picture:
+def kernel_times(passes: Mapping[str, tuple[Sequence[Call], float]], **heading: Unpack[Heading]) -> Picture:
     """One bar per pass, all on one axis of time: each kernel from when to when, and what is outside them.
 
     `passes`: `{label: (calls, seconds)}`, a call being `(kernel, module, begin, end)`, in seconds after the pass began.
     Calls of one layer have a line beneath them.
     """
     longest = max(seconds for _, seconds in passes.values())
-    sheet = Sheet(title, caption=caption)
-    sheet.y += 6
-    said, used = [], dict.fromkeys(STYLES, False)
+    sheet = Sheet(**heading)
+    x0, bottom = sheet.left + 26, sheet.y + BAR_PITCH * len(passes)
+    scale = (sheet.right - x0) / longest
+    unit, size = ("ms", 1e-3) if longest >= 2e-3 else ("µs", 1e-6)
+    _axis(sheet, x0, scale * size, 0, longest / size, unit, bottom)
+    said, used = [], set[str]()
     for label, (calls, seconds) in passes.items():
-        sums = _sums(calls, seconds)
-        words = (
-            f"{time_in_words(seconds)}: {percent(seconds - sums[OUTSIDE], seconds)} in {count(len(calls), 'kernel')}"
-        )
-        sheet.text(sheet.left, sheet.y + 6, label, weight="bold", width=sheet.right - sheet.left - 220)
-        sheet.text(sheet.right, sheet.y + 6, words, size=SMALL, ha="right")
-        _bar(sheet, label, calls, seconds, longest)
-        used |= {kind: True for kind, spent in sums.items() if spent}
-        shares = ", ".join(f"{percent(spent, seconds)} {kind}" for kind, spent in sums.items() if spent)
-        said.append(f"{label}: {time_in_words(seconds)} with {count(len(calls), 'kernel')}, {shares}")
+        sums = dict.fromkeys(STYLES, 0.0)
+        for kernel, _, begin, end in calls:
+            sums[_kind(kernel)] += end - begin
+        sums[OUTSIDE] = max(0.0, seconds - sum(sums.values()))
+        took, kernels = duration(seconds), count(len(calls), "kernel")
+        words = f"{took}: {percent(seconds - sums[OUTSIDE], seconds)} in {kernels}"
+        sheet.text(x0, sheet.y + 12, label, weight="bold", width=sheet.right - x0 - 220)
+        sheet.text(sheet.right, sheet.y + 12, words, size=SMALL, ha="right")
+        _bar(sheet, label, calls, seconds, x0, scale)
+        shares = {kind: percent(spent, seconds) for kind, spent in sums.items() if spent}
+        used |= shares.keys()
+        said.append(f"{label}: {took} with {kernels}, {', '.join(f'{share} {kind}' for kind, share in shares.items())}")
         sheet.y += BAR_PITCH
-    _axis(sheet, longest)
-    sheet.legend([(STYLES[kind], kind) for kind in STYLES if used[kind]])
+    sheet.y = bottom + 26
+    sheet.legend([(STYLES[kind], kind) for kind in STYLES if kind in used])
     return sheet.picture(f"{'; '.join(said)}.")
 
 
-def kind_of(kernel: str) -> str:
-    """Which of the kinds in STYLES a kernel is."""
+def _kind(kernel: str) -> str:
     return PRODUCT if "linear" in kernel else ATTENTION if kernel.startswith("attention") else OTHER
 
 
-def layer_of(module: str) -> str:
-    """`3` of `model.layers.3.mlp`; "" outside the layers."""
-    return module.partition("layers.")[2].partition(".")[0]
-
-
-def time_in_words(seconds: float) -> str:
-    """In milliseconds, or in microseconds below one of them."""
-    return f"{number(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{number(round(1e6 * seconds))} µs"
-
-
-def _sums(calls: Sequence[Call], seconds: float) -> dict[str, float]:
-    """The seconds of each kind. What is outside the kernels is the rest."""
-    sums = dict.fromkeys(STYLES, 0.0)
-    for kernel, _, begin, end in calls:
-        sums[kind_of(kernel)] += end - begin
-    sums[OUTSIDE] = max(0.0, seconds - sum(sums.values()))
-    return sums
-
-
-def _bar(sheet: Sheet, label: str, calls: Sequence[Call], seconds: float, longest: float) -> None:
-    scale, y = (sheet.right - sheet.left) / longest, sheet.y + 16
-    sheet.rect(sheet.left, y, seconds * scale, BAR, STYLES[OUTSIDE], name=f"outside {label}")
-    layers: dict[str, tuple[float, float]] = {}
+def _bar(sheet: Sheet, label: str, calls: Sequence[Call], seconds: float, x0: float, scale: float) -> None:
+    y, layers = sheet.y + 22, dict[str, tuple[float, float]]()
+    sheet.rect(x0, y, seconds * scale, BAR, STYLES[OUTSIDE], name=f"outside {label}")
     # Other kernels last, and wide enough to be seen: the bars beside them must not hide them.
-    for kernel, module, begin, end in sorted(calls, key=lambda call: kind_of(call[0]) == OTHER):
-        x, width = sheet.left + begin * scale, max((end - begin) * scale, 0.15 if kind_of(kernel) == PRODUCT else 1.2)
-        edge = "#ffffff" if width > 3 else None
-        sheet.rect(x, y, width, BAR, STYLES[kind_of(kernel)], edge=edge, line=0.5, name=f"{kernel} {module}")
-        part = module.rpartition(".")[2] if kind_of(kernel) == PRODUCT else kernel
-        if text_width(part, TINY) < width - 4:
-            colour = STYLES[kind_of(kernel)].text
-            sheet.text(x + width / 2, y + BAR / 2, part, size=TINY, ha="center", colour=colour)
-    for _, module, begin, end in calls:
-        if layer := layer_of(module):
-            layers[layer] = min(begin, layers.get(layer, (begin, end))[0]), end
+    for kernel, module, begin, end in sorted(calls, key=lambda call: _kind(call[0]) == OTHER):
+        kind = _kind(kernel)
+        width = max((end - begin) * scale, 0.15 if kind == PRODUCT else 1.2)
+        part, edge = module.rpartition(".")[2] if kind == PRODUCT else kernel, "#ffffff" if width > 3 else None
+        place = x0 + begin * scale, y, width, BAR
+        sheet.cell(*place, STYLES[kind], part, size=TINY, edge=edge, name=f"{kernel} {module}")
+        if layer := module.partition("layers.")[2].partition(".")[0]:
+            start, stop = layers.get(layer, (begin, end))
+            layers[layer] = min(begin, start), max(end, stop)
     for layer, (begin, end) in layers.items():
-        x0, x1 = sheet.left + begin * scale + 1, sheet.left + end * scale - 1
-        sheet.line([x0, max(x0, x1)], [y + BAR + 5] * 2, colour=MUTED, line=1.4)
-        words = f"layer {layer}"
-        if text_width(words, TINY) > x1 - x0:
-            words = layer
-        if text_width(words, TINY) < x1 - x0:
-            sheet.text((x0 + x1) / 2, y + BAR + 12, words, size=TINY, ha="center", colour=MUTED)
+        left, right = x0 + begin * scale + 1, x0 + end * scale - 1
+        sheet.line([left, max(left, right)], [y + BAR + 5] * 2, colour=MUTED, line=1.4)
+        words = f"layer {layer}" if text_width(f"layer {layer}", TINY) < right - left else layer
+        if text_width(words, TINY) < right - left:
+            sheet.text((left + right) / 2, y + BAR + 12, words, size=TINY, ha="center", colour=MUTED)
 
 
-def _axis(sheet: Sheet, longest: float) -> None:
-    """Time, in steps of 1, 2 or 5."""
-    unit, name = (1e-3, "ms") if longest >= 2e-3 else (1e-6, "µs")
-    rough = longest / unit / TICKS
-    power = 10.0 ** ceil(log10(rough) - 1)
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-    scale, y = (sheet.right - sheet.left) / longest, sheet.y + 2
-    sheet.line([sheet.left, sheet.right], [y, y], colour=INK)
-    for i in range(int(longest / unit / step) + 1):
-        x = sheet.left + i * step * unit * scale
-        sheet.line([x, x], [y, y + 4], colour=INK)
-        words = f"{number(round(i * step, 9))} {name}"
-        if x + text_width(words, SMALL) / 2 <= sheet.right:
-            sheet.text(x, y + 12, words, size=SMALL, ha="left" if not i else "center")
-    sheet.y += 30
+UPPER, LOWER, GAP = 40.0, 34.0, 20.0  # heights of the tokens and of the requests of a replica, and the gap below
+
+
+def replicas(
+    passes: Mapping[str, Sequence[Any]],
+    *,
+    until: float | None = None,
+    most_requests: int | None = None,
+    ends: Mapping[str, float] | None = None,
+    **heading: Unpack[Heading],
+) -> Picture:
+    """`passes` of each replica, in order: objects with `start`, `end` (seconds), `cached` and `computed` (prompt tokens),
+    and `running` and `waiting` (requests when the pass begins), such as `ReplicaPass`.
+
+    Above, a bar per pass that computes prompts; below, the requests. `until` and `most_requests`: the scales, so that
+    several pictures can be compared. `ends`: when a replica died.
+    """
+    everything = [each for of in passes.values() for each in of]
+    last = max(each.end for each in everything) if until is None else until
+    tallest = max(each.cached + each.computed for each in everything) or 1.0
+    most = max(each.running + each.waiting for each in everything) if most_requests is None else most_requests
+    sheet = Sheet(default_title="What each replica finds and computes, and its requests", **heading)
+    x0 = sheet.left + min(max(text_width(name, weight="bold") for name in passes) + 14, 120) + 62
+    scale = (sheet.right - x0 - 118) / (last or 1.0)
+    bands = [("tokens", "cached", ROLES["tree"], "found"), ("tokens", "computed", ROLES["new"], "computed")]
+    bands += [("requests", each, ROLES[role], each) for each, role in (("running", "in_use"), ("waiting", "hidden"))]
+    said, bottom = [], sheet.y + (UPPER + 6 + LOWER + GAP) * len(passes) - GAP
+    _axis(sheet, x0, scale, 0, last, "seconds", bottom)
+    for name, of in passes.items():
+        base = {"tokens": sheet.y + UPPER, "requests": sheet.y + UPPER + 6 + LOWER}
+        per_one = {"tokens": UPPER / tallest, "requests": LOWER / (most or 1.0)}
+        sheet.text(sheet.left, (sheet.y + base["requests"]) / 2, name, weight="bold", width=100)
+        for what, y in base.items():
+            sheet.text(x0 - 8, y - 18, what, size=TINY, ha="right", colour=MUTED)
+            sheet.line([x0, x0 + scale * last], [y, y], colour=GRID, line=0.6)
+        for i, each in enumerate(of):
+            reached = dict(base)
+            for what, field, style, called in bands:
+                width = max(scale * (each.end - each.start), 2.0 if what == "tokens" else 0.6)
+                if height := per_one[what] * getattr(each, field):
+                    reached[what] -= height
+                    edge = MUTED if field == "waiting" and width > 3 else None
+                    place = x0 + scale * each.start, reached[what], width, height
+                    sheet.rect(*place, style, edge=edge, name=f"{name} {called} {i}")
+        cached, computed = sum(each.cached for each in of), sum(each.computed for each in of)
+        longest = number(max((each.waiting for each in of), default=0.0))
+        words = [
+            f"{percent(cached, cached + computed)} found",
+            f"{number(computed)} computed",
+            f"at most {longest} wait",
+        ]
+        for row, text in enumerate(words):
+            sheet.text(sheet.right - 110, sheet.y + 16 + 17 * row, text, size=SMALL, width=110)
+        dead, died = "", (ends or {}).get(name)
+        if died is not None:
+            x, dead = x0 + scale * died, f", dies at {number(died)} s"
+            sheet.line([x, x], [sheet.y - 2, base["requests"]], colour=ROLES["highlight"].face, line=2.2)
+            sheet.text(x + 5, sheet.y + 6, "dies", size=SMALL, colour=ROLES["highlight"].face, weight="bold")
+        said.append(
+            f"{name}: {number(cached)} prompt tokens found, {', '.join(words[1:])}, {count(len(of), 'pass')}{dead}"
+        )
+        sheet.y = base["requests"] + GAP
+    sheet.y = bottom + 26
+    found = [(ROLES["tree"], "prompt tokens found in the tree"), (ROLES["new"], "prompt tokens computed")]
+    sheet.legend([*found, (ROLES["in_use"], "requests running: rows in use"), (ROLES["hidden"], "requests waiting")])
+    return sheet.picture("; ".join(said) + ".")

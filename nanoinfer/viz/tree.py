@@ -1,109 +1,25 @@
-"""radix_tree: the nodes of a RadixCache, what is in them and what needs them; and which nodes of a large tree are drawn."""
+"""radix_tree: the nodes of a RadixCache, what is in them and what needs them."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable, Collection, Iterable
+from typing import Unpack, cast
 
 from nanoinfer.cache.eviction import EVICTION_POLICIES
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
+from nanoinfer.cache.tree_observer import path_to
 from nanoinfer.requests.adapter_key import AdapterKey
-from nanoinfer.viz.lettering import BODY, SMALL, TINY, drawable, shortened, text_width
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import ENDS_NOTE, count, is_a, slots, visible_ends
-
-MOST_CHILDREN = 10  # of one node
-MOST_NODES = 28
-
-
-@dataclass
-class Box:
-    """A node to draw, or (`node` None) one box for all of `left_out`. `depth`: where it is drawn, the root at 0."""
-
-    node: TreeNode | None
-    depth: int
-    children: "list[Box]" = field(default_factory=list)
-    left_out: list[TreeNode] = field(default_factory=list)
-    x: float = 0.0
-    y: float = 0.0
-
-    @property
-    def extra_key(self) -> object:
-        """The namespace, shown at the children of the root; None elsewhere, and for those that have none."""
-        return self.node.edge[0] if self.node is not None and self.depth == 1 else None
-
-    def everything(self) -> "list[Box]":
-        """It and all boxes below, parents before children, upper ones first."""
-        found, stack = list[Box](), [self]
-        while stack:
-            found.append(stack.pop())
-            stack += reversed(found[-1].children)
-        return found
-
-
-def next_to_evict(tree: RadixCache) -> TreeNode | None:
-    """The unlocked leaf that the tree's policy gives up first; None when there is none."""
-    leaves = [node for _, node in tree.nodes() if not node.children and not node.lock_ref]
-    return min(leaves, key=EVICTION_POLICIES[tree.policy], default=None)
-
-
-def path_to(node: TreeNode) -> list[TreeNode]:
-    """The nodes from the first level down to `node`."""
-    path = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path[::-1]
-
-
-def boxes(tree: RadixCache, wanted: Iterable[TreeNode]) -> Box:
-    """The tree as boxes, level by level as long as there is room; of many children those that lead to `wanted` or are
-    locked, then the oldest."""
-    important = {id(ancestor) for node in wanted for ancestor in path_to(node)}
-    root, drawn = Box(tree.root, 0), 0
-    level = [root]
-    while level:
-        following = []
-        for box in sorted(level, key=lambda box: id(box.node) not in important):
-            assert box.node is not None
-            children = list(box.node.children.values())
-            shown = _most_important(children, min(MOST_CHILDREN, MOST_NODES - drawn), important)
-            drawn += len(shown)
-            box.children = [Box(child, box.depth + 1) for child in shown]
-            following += box.children
-            missing = _subtrees([child for child in children if child not in shown])
-            if missing:
-                box.children = [*box.children, Box(None, box.depth + 1, left_out=missing)]
-        level = following
-    return root
-
-
-def _most_important(children: Sequence[TreeNode], room: int, important: Collection[int]) -> list[TreeNode]:
-    """As many of `children` as there is room for, in their order."""
-    if len(children) <= room:
-        return list(children)
-    ranked = sorted(children, key=lambda child: (id(child) not in important, not child.lock_ref))
-    kept = ranked[: max(room - 1, 0)]
-    return [child for child in children if any(child is other for other in kept)]
-
-
-def _subtrees(nodes: Sequence[TreeNode]) -> list[TreeNode]:
-    """`nodes` and all below them, parents before children."""
-    found, stack = list[TreeNode](), list(nodes)
-    while stack:
-        found.append(stack.pop())
-        stack += found[-1].children.values()
-    return found
-
 
 Decode = Callable[[list[int]], str]
 Highlight = TreeNode | MatchResult | Iterable[TreeNode]
 
-MOST_LEVELS, MOST_LEAVES = 4, 12  # side by side; larger trees are drawn as an indented list
-TALL, GAP, FLAT, PITCH = 50.0, 12.0, 22.0, 27.0  # heights of a node side by side and in a list, and what lies between
-ROOT_WIDTH = 46.0
+MOST_NODES, MOST_WORDS = 28, 60
+HEIGHT, PITCH = 22.0, 27.0  # of a node; from one to the next
+W_SLOTS, W_USE, W_NAMESPACE = 190.0, 178.0, 160.0  # of what stands to the right of the tokens
 BADGE = "next to evict"
 
 
@@ -112,18 +28,17 @@ def radix_tree(
     *,
     decode: Decode | None = None,
     highlight: Highlight | None = None,
-    title: str | None = None,
     tell_next: bool = True,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
-    """Every node: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last use, `hit_count`.
+    """Every node on a line, below its parent: its tokens, their slots, `lock_ref`, ticks of the tree's clock at its last
+    use, `hit_count`.
 
     Colour: evictable or locked; the leaf that the policy would evict next says so, unless `tell_next=False` (so that a
-    reader can find it). `decode` makes text of token ids
-    (`llm.tokenizer.decode`). `highlight`: a node, some nodes, or a MatchResult (its path), framed. Of wide and deep trees a
-    part is drawn, and what is left out is counted.
+    reader can find it). `decode` makes text of token ids (`llm.tokenizer.decode`). `highlight`: a node, some nodes, or a
+    MatchResult (its path), framed. Of a large tree 28 nodes are drawn, and what is left out is counted.
     """
-    sheet = Sheet(title, "RadixCache: tokens → slots", caption=caption)
+    sheet = Sheet(default_title="RadixCache: tokens → slots", **heading)
     return sheet.picture(draw_radix_tree(sheet, radix_cache, decode, highlight, tell_next))
 
 
@@ -132,43 +47,66 @@ def draw_radix_tree(
 ) -> str:
     """`radix_tree` on a sheet; returns its alt text."""
     marked, following = _marked(highlight), next_to_evict(tree) if tell_next else None
-    depth = max((depth for depth, _ in tree.nodes()), default=0)
-    root = boxes(tree, [*marked, *([following] if following else [])])
-    pen = _Pen(sheet, decode, marked, following, root)
-    if depth <= MOST_LEVELS and sum(not box.children for box in root.everything()) <= MOST_LEAVES:
-        _side_by_side(pen, root, max(depth, 2))
-    else:
-        _indented(pen, root)
-    entries = [
-        (ROLES["tree"], f"evictable: {tree.evictable_size():,}"),
-        (ROLES["tree_locked"], f"locked by requests: {tree.protected_size():,}"),
-    ]
-    sheet.legend([*entries, (ROLES["highlight"], "marked")] if marked else entries, outline=["marked"])
-    if depth:
+    lines = _lines(tree.root, 0, _drawn(tree, [*marked, *([following] if following else [])]))
+    indent = min(26.0, 300 / max(1, *(depth for depth, _ in lines)))
+    namespaces = any(node.edge[0] is not None for node in tree.root.children.values())
+    right, tops = sheet.right - W_NAMESPACE * namespaces, dict[int, float]()
+    for depth, what in lines:
+        x, middle, tops[depth] = sheet.left + depth * indent, sheet.y + HEIGHT / 2, sheet.y
+        if depth:
+            trunk = x - indent / 2
+            sheet.line([trunk, trunk, x], [tops[depth - 1] + HEIGHT, middle, middle])
+        if isinstance(what, list):
+            text = f"… {count(len(what), 'more node')}, {count(sum(map(len, what)), 'token')}"
+            sheet.rect(x, sheet.y, 260, HEIGHT, ROLES["leftover"], edge="#9a9a9a", dashed=True, name="left out")
+            sheet.text(x + 8, middle, text, size=SMALL, colour=MUTED)
+        elif not depth:
+            sheet.cell(x, sheet.y, 46, HEIGHT, ROLES["free"], "root", edge="#767676", name="root")
+        else:
+            _node(sheet, what, x, right, decode, badge=what is following)
+            if any(what is node for node in marked):
+                frame = x - 2, sheet.y - 2, right - x + 4, HEIGHT + 4
+                sheet.rect(*frame, edge=ROLES["highlight"].face, line=2.4)
+            if namespaces and depth == 1:
+                sheet.text(right + 6, middle, _namespace(what.edge[0]), size=TINY, colour=MUTED, width=W_NAMESPACE - 6)
+        sheet.y += PITCH
+    sheet.y += 6
+    unlocked, locked = f"evictable: {tree.evictable_size():,}", f"locked by requests: {tree.protected_size():,}"
+    sheet.legend([(ROLES["tree"], unlocked), (ROLES["tree_locked"], locked)], marked="marked" if marked else "")
+    if tree.root.children:
         sheet.y -= 3
-        shown = " " + ENDS_NOTE if decode is not None else ""
         note = (
             "last use (last_access_time): when it was last needed, on a clock that ticks with each use of the tree. hits "
-            "(hit_count): how many look-ups have found it. The width of a box has no meaning."
+            "(hit_count): how many look-ups have found it."
         )
-        sheet.caption(note + shown, size=TINY)
-    return _alt(tree, depth, pen, marked)
+        sheet.caption(f"{note} {ENDS_NOTE if decode is not None else ''}", size=TINY)
+    return _alt(tree, decode, marked, following)
 
 
-def _alt(tree: RadixCache, depth: int, pen: "_Pen", marked: list[TreeNode]) -> str:
-    nodes = [node for _, node in tree.nodes()]
+def _alt(tree: RadixCache, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None) -> str:
+    nodes, depth = [node for _, node in tree.nodes()], max((depth for depth, _ in tree.nodes()), default=0)
     parts = [
         f"Radix tree: {count(len(nodes), 'node')}, depth {depth}, {count(tree.total_size(), 'token')} "
         f"({tree.evictable_size():,} evictable, {tree.protected_size():,} locked)"
     ]
     for node in nodes[:8]:
-        text = f"{pen.name_of(node)} in {slots(node.value)}, lock_ref {node.lock_ref}, last use {node.last_access_time}"
-        parts.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is pen.following else ''}")
+        tokens = list(map(str, node.key.tolist()))
+        name = f"[{' '.join(tokens if len(tokens) <= 7 else [*tokens[:5], '…', tokens[-1]])}]"
+        if decode is not None and (text := decode(node.key.tolist()).replace("\n", "⏎")):
+            name = f'"{text}"' if len(text) <= 36 else f'"{text[:24]}…{text[-10:]}"'
+        text = f"{name} in {slots(node.value)}, lock_ref {node.lock_ref}, last use {node.last_access_time}"
+        parts.append(f"{text}, hits {node.hit_count}{f', {BADGE}' if node is following else ''}")
     if len(nodes) > 8:
         parts.append(f"and {count(len(nodes) - 8, 'more node')}")
     if marked:
         parts.append(f"marked: {count(len(marked), 'node')} of {count(sum(map(len, marked)), 'token')}")
     return "; ".join(parts) + "."
+
+
+def next_to_evict(tree: RadixCache) -> TreeNode | None:
+    """The unlocked leaf that the tree's policy gives up first; None when there is none."""
+    leaves = [node for _, node in tree.nodes() if not node.children and not node.lock_ref]
+    return min(leaves, key=EVICTION_POLICIES[tree.policy], default=None)
 
 
 def _marked(highlight: Highlight | None) -> list[TreeNode]:
@@ -181,151 +119,54 @@ def _marked(highlight: Highlight | None) -> list[TreeNode]:
     return list(cast(Iterable[TreeNode], highlight))
 
 
-def _ids(node: TreeNode, limit: int = 7) -> str:
-    """Token ids, the first ones and the last where they are more than `limit`."""
-    tokens = list(map(str, node.key.tolist()))
-    return " ".join(tokens if len(tokens) <= limit else [*tokens[: limit - 2], "…", tokens[-1]])
+def _drawn(tree: RadixCache, wanted: Iterable[TreeNode]) -> set[int]:
+    """Which nodes there is room for: those that lead to `wanted`, then locked ones, then upper ones; never one without its
+    parent."""
+    important = {id(ancestor) for node in wanted for ancestor in path_to(node)}
+    ranked = sorted(tree.nodes(), key=lambda each: (id(each[1]) not in important, not each[1].lock_ref, each[0]))
+    return {id(node) for _, node in ranked[:MOST_NODES]}
 
 
-class _Pen:
-    """Draws one box at a time, in either layout."""
+def _lines(node: TreeNode, depth: int, drawn: Collection[int]) -> list[tuple[int, TreeNode | list[TreeNode]]]:
+    """Depth and node, line by line; behind the children of each, a list of all that are below it and not drawn."""
+    lines: list[tuple[int, TreeNode | list[TreeNode]]] = [(depth, node)]
+    stack, missing = [child for child in node.children.values() if id(child) not in drawn], list[TreeNode]()
+    for child in node.children.values():
+        if id(child) in drawn:
+            lines += _lines(child, depth + 1, drawn)
+    while stack:
+        missing.append(stack.pop())
+        stack += missing[-1].children.values()
+    return [*lines, (depth + 1, missing)] if missing else lines
 
-    def __init__(
-        self, sheet: Sheet, decode: Decode | None, marked: list[TreeNode], following: TreeNode | None, root: Box
-    ):
-        self.sheet, self._decode, self.following = sheet, decode, following
-        self._marked = set(map(id, marked))
-        self._several_namespaces = any(box.extra_key is not None for box in root.children)
 
-    def shows_namespace(self, box: Box) -> bool:
-        """Whether the box shows its namespace: a child of the root of a tree in which there are others than None."""
-        return self._several_namespaces and box.depth == 1 and box.node is not None
-
-    def box(self, box: Box, width: float, height: float) -> None:
-        sheet, node, x, y = self.sheet, box.node, box.x, box.y
-        if node is None:
-            tokens = sum(map(len, box.left_out))
-            text = f"… {count(len(box.left_out), 'more node')}, {count(tokens, 'token')}"
-            sheet.rect(x, y, width, height, ROLES["leftover"], edge="#9a9a9a", dashed=True, name="left out")
-            sheet.text(x + 8, y + height / 2, text, size=SMALL, colour=MUTED, width=width - 12)
-            return
-        if node.parent is None:
-            sheet.rect(x, y, width, height, ROLES["free"], edge="#767676", name="root")
-            sheet.text(x + width / 2, y + height / 2, "root", size=SMALL, ha="center", colour=MUTED)
-            return
-        style = ROLES["tree_locked" if node.lock_ref else "tree"]
-        sheet.rect(x, y, width, height, style, edge="#4a4a4a", name="node")
-        if id(node) in self._marked:
-            sheet.rect(x - 2, y - 2, width + 4, height + 4, edge=ROLES["highlight"].face, line=2.4, over=True)
-        (self._three_lines if height == TALL else self._one_line)(node, style, x, y, width, height)
-
-    def name_of(self, node: TreeNode) -> str:
-        """Its tokens in a sentence: `[1 2 3]`, or `"text"`, its middle left out where it is long."""
-        text = self._decode(node.key.tolist()) if self._decode is not None else ""
-        if not text:
-            return f"[{_ids(node)}]"
-        text = text.replace("\n", "⏎")
-        return f'"{text}"' if len(text) <= 36 else f'"{text[:24]}…{text[-10:]}"'
-
-    def namespace(self, box: Box, x: float, y: float, width: float) -> None:
-        if self.shows_namespace(box):
-            self.sheet.text(x, y, _namespace(box.extra_key), size=TINY, colour=MUTED, width=width)
-
-    def _three_lines(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
-        room, colour = width - 14, style.text
-        use = f"lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
-        self.sheet.text(x + 7, y + 26, self._slots_of(node, room, SMALL), size=SMALL, colour=colour, width=room)
-        self.sheet.text(x + 7, y + 40, use, size=TINY, colour=colour, width=room)
-        if node is self.following:
-            room -= self._badge(x + width - 4, y + 11) + 4
-        text = self._text_of(node, room, BODY)
-        self.sheet.text(x + 7, y + 11, text, weight="bold", colour=colour, width=room)
-
-    def _one_line(self, node: TreeNode, style: Style, x: float, y: float, width: float, height: float) -> None:
-        middle, right, room = y + height / 2, x + width - 8, width - 24
-        if node is self.following:
-            badge = self._badge(right + 4, middle) + 6
-            right, room = right - badge, room - badge
-        facts = self._slots_of(node, 150, TINY)
-        facts += f" · lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
-        room -= self.sheet.text(right, middle, facts, size=TINY, colour=style.text, ha="right", width=room - 60)
-        text = self._text_of(node, room, SMALL)
-        self.sheet.text(x + 7, middle, text, size=SMALL, weight="bold", colour=style.text, width=room)
-
-    def _badge(self, right: float, y: float) -> float:
-        """Marks the node that goes next; returns the badge's width."""
+def _node(sheet: Sheet, node: TreeNode, x: float, right: float, decode: Decode | None, *, badge: bool) -> None:
+    style, middle = ROLES["tree_locked" if node.lock_ref else "tree"], sheet.y + HEIGHT / 2
+    sheet.rect(x, sheet.y, right - x, HEIGHT, style, edge="#4a4a4a", name="node")
+    use = f"lock_ref {node.lock_ref} · last use {node.last_access_time} · hits {node.hit_count}"
+    sheet.text(right - 8, middle, use, size=TINY, colour=style.text, ha="right")
+    places = [f"{count(len(node), 'token')} · {slots(node.value, limit)}" for limit in range(6, 0, -1)]
+    place = next((text for text in places if text_width(text, TINY) <= W_SLOTS), places[-1])
+    sheet.text(right - W_USE - W_SLOTS, middle, place, size=TINY, colour=style.text, width=W_SLOTS)
+    room = right - W_USE - W_SLOTS - x - 16
+    if badge:
         width = text_width(BADGE, TINY) + 8
-        self.sheet.rect(right - width, y - 7, width, 14, ROLES["free"]._replace(face=INK), name=BADGE)
-        self.sheet.text(right - width / 2, y, BADGE, size=TINY, colour="#ffffff", ha="center")
-        return width
-
-    def _slots_of(self, node: TreeNode, width: float, size: float) -> str:
-        """`3 tokens · slots 7-9`, as many runs as fit."""
-        texts = [f"{count(len(node), 'token')} · {slots(node.value, limit)}" for limit in range(9, 0, -1)]
-        return next((text for text in texts if text_width(text, size) <= width), texts[-1])
-
-    def _text_of(self, node: TreeNode, width: float, size: float) -> str:
-        """The node's tokens, first … last where they do not fit."""
-        if self._decode is None:
-            texts = [_ids(node, limit) for limit in range(min(max(len(node), 3), 40), 2, -1)]
-            return next((text for text in texts if text_width(text, size, "bold") <= width), texts[-1])
-        text = self._decode(node.key.tolist()) or _ids(node)
-        text = drawable(visible_ends(text))
-        if text_width(text, size, "bold") <= width:
-            return text
-        half = next((i for i in range(9, len(text)) if text_width(text[-i - 1 :], size, "bold") > width / 2), 9)
-        ending = text[-half:]  # nodes side by side differ in how they end
-        start = shortened(text, width - text_width(ending, size, "bold"), size, "bold")
-        head, words = start.rpartition(" ")[0], ending.partition(" ")[2]
-        return f"{head} … {words}" if head and words else start + ending  # between words: half a token id says nothing
+        room -= width + 4
+        at = right - W_USE - W_SLOTS - 6 - width, sheet.y + 4, width, 14
+        sheet.cell(*at, Style(INK, "#ffffff"), BADGE, size=TINY, edge=None, name=BADGE)
+    text = visible_ends(decode(node.key.tolist())) if decode is not None else ""
+    words = text.split(" ") if text else list(map(str, node.key.tolist()))
+    sheet.text(x + 7, middle, _fitting(words, room), size=SMALL, weight="bold", colour=style.text, width=room)
 
 
-def _side_by_side(pen: _Pen, root: Box, levels: int) -> None:
-    """Levels from left to right; a parent in the middle of its children. Each leaf takes a line, so nothing overlaps."""
-    sheet, gap = pen.sheet, 30.0
-    width = min((sheet.right - sheet.left - ROOT_WIDTH) / levels - gap, 380)
-
-    def height_of(box: Box) -> float:
-        return FLAT if box.node is None else TALL
-
-    def place(box: Box, y: float) -> float:
-        """Give `box` and all below it a place from `y` on; returns where they end."""
-        box.x = sheet.left + (ROOT_WIDTH + gap + (box.depth - 1) * (width + gap) if box.depth else 0)
-        end, height = y, height_of(box)
-        for child in box.children:
-            end = place(child, end + (13 if pen.shows_namespace(child) else 0))
-        end = max(end, y + height + GAP)
-        middles = [child.y + height_of(child) / 2 for child in box.children]
-        box.y = (middles[0] + middles[-1] - height) / 2 if middles else y
-        return end
-
-    bottom = place(root, sheet.y)
-    for box in root.everything():
-        own_width, middle = width if box.depth else ROOT_WIDTH, box.y + height_of(box) / 2
-        right = box.x + own_width
-        for child in box.children:
-            child_middle, bend = child.y + height_of(child) / 2, right + gap / 2
-            sheet.line([right, bend, bend, child.x], [middle, middle, child_middle, child_middle], colour=MUTED)
-        pen.box(box, own_width, height_of(box))
-        pen.namespace(box, box.x, box.y - 7, width)
-    sheet.y = bottom + 4
-
-
-def _indented(pen: _Pen, root: Box) -> None:
-    """One line per node, parents above children, deeper ones further right."""
-    sheet, all_boxes = pen.sheet, root.everything()
-    indent = min(26.0, 300 / max(box.depth for box in all_boxes))
-    for place, box in enumerate(all_boxes):
-        box.x, box.y = sheet.left + box.depth * indent, sheet.y + place * PITCH
-    for box in all_boxes:
-        for child in box.children:
-            trunk, middle = child.x - indent / 2, child.y + FLAT / 2
-            sheet.line([trunk, trunk, child.x], [box.y + FLAT, middle, middle], colour=MUTED)
-        room = 160 if pen.shows_namespace(box) else 0
-        pen.namespace(box, sheet.right - room + 6, box.y + FLAT / 2, room - 6)
-        width = 260 if box.node is None else sheet.right - box.x - room if box.depth else ROOT_WIDTH
-        pen.box(box, width, FLAT)
-    sheet.y += len(all_boxes) * PITCH + 6
+def _fitting(words: list[str], width: float) -> str:
+    """The first words … the last ones, as many as fit: nodes with the same parent often differ in how they end."""
+    text = " ".join(words)
+    for shown in range(min(len(words) - 1, MOST_WORDS), 1, -1):
+        if text_width(text, SMALL, "bold") <= width:
+            break
+        text = " ".join([*words[: (shown + 1) // 2], "…", *words[-(shown // 2) :]])
+    return text
 
 
 def _namespace(extra_key: object) -> str:

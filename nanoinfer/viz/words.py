@@ -59,6 +59,11 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+def duration(seconds: float) -> str:
+    """In milliseconds, or in microseconds below one of them."""
+    return f"{number(1e3 * seconds)} ms" if seconds >= 1e-3 else f"{number(round(1e6 * seconds))} µs"
+
+
 def ratio(value: float) -> str:
     """Two places behind the point below 10, one below 100."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
@@ -117,14 +122,6 @@ def abridged(total: int, limit: int) -> list[int | None]:
 def is_a(value: Any, kind: type) -> bool:
     """Whether `value` is a `kind`, or of a class of that name: a class grown in a notebook is as good as the package's."""
     return isinstance(value, kind) or kind.__name__ in (base.__name__ for base in type(value).__mro__)
-
-
-def expect_type(name: str, value: Any, kind: type | tuple[type, ...]) -> None:
-    """ValueError unless `value` is a `kind` (see `is_a`)."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not any(is_a(value, each) for each in kinds):
-        names = " or ".join(each.__name__ for each in kinds)
-        raise ValueError(f"{name}: must be {names}, got {type(value).__name__}")
 
 
 def checked_slots(name: str, slots: Indices, size: int) -> np.ndarray:

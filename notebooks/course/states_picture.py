@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 
-from nanoinfer.viz.lettering import BODY, SMALL, drawable, text_width
+from nanoinfer.viz.lettering import BODY, SMALL, text_width
 from nanoinfer.viz.palette import INK, MUTED, PAPER, ROLES
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.words import count, expect_type, visible
+from nanoinfer.viz.words import count, visible
 from notebooks.course.expression_text import expression_text, said
 from notebooks.course.regular_expression import Machine
 
@@ -26,8 +26,6 @@ def states_picture(
     `path`: a text, or the texts of tokens, whose way is marked. A state with a double frame is one in which a text may end.
     Raises ValueError for a machine of more than 9 states.
     """
-    expect_type("machine", machine, Machine)
-    expect_type("path", path, Sequence)
     machine = deepcopy(machine)  # it makes its states when they are first reached
     arrows = _arrows(machine)
     total = len(machine.states)
@@ -96,7 +94,7 @@ def _draw(sheet: Sheet, machine: Machine, arrows: Arrows, taken: set[tuple[int, 
         elif after == state:
             top = y - loops + 16
             xs, ys = [x + 0.66 * WIDTH, x + 0.66 * WIDTH, x + 0.34 * WIDTH, x + 0.34 * WIDTH], [y, top, top, y]
-            at = x + WIDTH / 2 - max(0.0, text_width(drawable(label), SMALL) / 2 - 0.3 * WIDTH), top - 9
+            at = x + WIDTH / 2 - max(0.0, text_width(label, SMALL) / 2 - 0.3 * WIDTH), top - 9
         elif after > state:
             lane = y - loops - 6 - LANE * above[state, after]
             xs, ys = (
@@ -118,9 +116,9 @@ def _draw(sheet: Sheet, machine: Machine, arrows: Arrows, taken: set[tuple[int, 
 
 
 def _state(sheet: Sheet, x: float, y: float, machine: Machine, state: int) -> None:
-    sheet.rect(x, y, WIDTH, HEIGHT, ROLES["free"], edge=INK, line=1.2, over=True, name=f"state {state}")
+    sheet.rect(x, y, WIDTH, HEIGHT, ROLES["free"], edge=INK, line=1.2, name=f"state {state}")
     if machine.accepts(state):
-        sheet.rect(x + 3.5, y + 3.5, WIDTH - 7, HEIGHT - 7, edge=INK, line=1.0, over=True, name=f"end {state}")
+        sheet.rect(x + 3.5, y + 3.5, WIDTH - 7, HEIGHT - 7, edge=INK, line=1.0, name=f"end {state}")
     sheet.text(x + WIDTH / 2, y + HEIGHT / 2, str(state), weight="bold", ha="center")
 
 
@@ -164,7 +162,7 @@ def _way(sheet: Sheet, machine: Machine, path: Sequence[str], steps: Sequence[in
         x += 22
         if token is not None:
             label = visible(token)
-            width = text_width(drawable(label), BODY) + 22
+            width = text_width(label, BODY) + 22
             sheet.text(x + width / 2 - 3, y + 3, label, ha="center", colour=MARKED, weight="bold", size=SMALL)
             sheet.arrow([x + 2, x + width - 1], [y + 12, y + 12], colour=MARKED)
             x += width

@@ -27,7 +27,7 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.trace import Trace, record
-from nanoinfer.viz.timeline import timeline
+from nanoinfer.viz.overview import timeline
 
 
 @dataclass(frozen=True)

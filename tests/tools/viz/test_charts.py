@@ -1,7 +1,6 @@
 """Charts, and pictures of numbers, bytes, times and models: shapes to scale with what they were given."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 import transformers
 from matplotlib.lines import Line2D
-from matplotlib.patches import Polygon
 
 from nanoinfer import viz
 from nanoinfer.model.config import ModelConfig
@@ -79,29 +77,12 @@ def test_passes_and_products_are_beneath_the_roof_where_they_were_measured() -> 
     assert points["pass EXTEND of 256 tokens"] == pytest.approx([80, 80])
     assert points_of(axes.lines[0])[1] == pytest.approx([16, 160]), "where memory is the limit no more"
     products = {"o_proj": [("T = 1", 2e6, 4e6, 1e-3), ("T = 64", 128e6, 4.2e6, 2e-3)]}
-    (axes,) = viz.product_roofline(products, flop_per_second=1e11, bytes_per_second=1e10).axes
+    (axes,) = viz.roofline(products, flop_per_second=1e11, bytes_per_second=1e10).axes
     (line,) = [line for line in axes.get_lines() if line.get_label() == "o_proj"]
     assert np.ravel(points_of(line)).tolist() == pytest.approx([0.5, 2.0, 128 / 4.2, 64.0])
 
 
 # --- times -----------------------------------------------------------------------------------------------------------
-
-
-def test_kernels_are_as_wide_as_they_take_time_on_one_axis_for_all() -> None:
-    calls = [
-        ("gather_rows", "model", 10e-6, 11e-6),
-        ("linear", "model.layers.0.self_attn.qkv_proj", 20e-6, 60e-6),
-        ("attention", "model.layers.0.self_attn", 60e-6, 76e-6),
-        ("linear", "lm_head", 130e-6, 190e-6),
-    ]
-    picture = viz.kernel_times({"from Python": (calls, 200e-6), "replayed": (calls[1:2], 100e-6)})
-    (bar,), (other,) = named(picture, "outside from Python"), named(picture, "outside replayed")
-    first, _ = named(picture, "linear model.layers.0.self_attn.qkv_proj")
-    assert first.get_width() / bar.get_width() == pytest.approx(40 / 200)
-    assert first.get_x() - bar.get_x() == pytest.approx(20 / 200 * bar.get_width())
-    assert other.get_width() / bar.get_width() == pytest.approx(100 / 200)
-    looks = [faces(picture, f"{name} {of}") for name, of, *_ in (calls[0], calls[2], calls[3])]
-    assert looks == [[BARS[1].face], [BARS[3].face], [BARS[0].face]]
 
 
 def test_spans_are_to_scale_and_in_their_lanes() -> None:
@@ -113,31 +94,6 @@ def test_spans_are_to_scale_and_in_their_lanes() -> None:
     assert first.get_y() < wait.get_y() == second.get_y()
     assert instant.get_width() > 0.5
     assert first.get_width() == pytest.approx(widths(viz.lanes(spans, unit="seconds"), "a, served")[0] / 2)
-
-
-def test_replicas_show_what_was_found_and_computed_and_who_waits() -> None:
-    def one(start: float, end: float, **fields: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            start=start, end=end, **{"cached": 0, "computed": 0, "running": 0, "waiting": 0} | fields
-        )
-
-    passes = {
-        "A": [one(0, 1, cached=30, computed=10, running=1), one(1, 3, running=2, waiting=2)],
-        "B": [one(0.5, 1.0, computed=40, running=1)],
-        "C": [],
-    }
-    picture = viz.replicas(passes, ends={"B": 2.0})
-    (found,), (new,), (other,) = (named(picture, name) for name in ("A found 0", "A computed 0", "B computed 0"))
-    assert found.get_height() == pytest.approx(3 * new.get_height())
-    assert other.get_height() == pytest.approx(found.get_height() + new.get_height())
-    assert found.get_width() == pytest.approx(2 * other.get_width())
-    (running,), (waiting,) = (named(picture, name) for name in ("A running 1", "A waiting 1"))
-    assert waiting.get_y() + waiting.get_height() == pytest.approx(running.get_y())
-    assert not named(picture, "B found"), "nothing was"
-    assert "dies" in texts(picture)
-    scaled = named(viz.replicas(passes, until=6, most_requests=4), "A running 0")[0]
-    (alone,) = named(picture, "A running 0")
-    assert (scaled.get_width(), scaled.get_height()) == pytest.approx((alone.get_width() / 2, alone.get_height()))
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
@@ -169,16 +125,13 @@ def test_the_decoder_counts_the_parameters_of_each_family(family: str) -> None:
     assert f"{sum(parameter.numel() for parameter in oracle.parameters()):,} together" in alt
 
 
-def test_query_key_and_value_all_reach_attention_in_the_decoder() -> None:
+def test_the_decoder_has_the_parts_of_attention_in_their_order() -> None:
     picture = viz.decoder(STORY)
-    heads = [patch.get_xy()[0] for patch in picture.axes[0].patches if isinstance(patch, Polygon)]
-    arriving = {}
-    for name in ("query", "key", "value", "cache", "attend", "output"):
-        (box,) = named(picture, f"box {name}")
-        low, high = box.get_y(), box.get_y() + box.get_height()
-        arriving[name] = sum(x == pytest.approx(box.get_x()) and low <= y <= high for x, y in heads)
-    assert arriving == {"query": 1, "key": 1, "value": 1, "cache": 2, "attend": 3, "output": 1}
-    assert texts(picture).count("[T, Hk=2, D=32]") == 2
+    tops = [
+        named(picture, f"box {name}")[0].get_y() for name in ("query", "rotate", "K/V cache", "q · every K", "output")
+    ]
+    assert tops == sorted(set(tops))
+    assert sum(text.startswith("[T, Hk=2, D=32]") for text in texts(picture)) == 2
     assert "head 524,288" in viz.decoder(replace(STORY, tie_word_embeddings=False)).alt
 
 
@@ -193,16 +146,6 @@ def test_attention_worked_out_is_torchs_attention() -> None:
     assert looks == [ROLES["in_use"].face, ROLES["new"].face] * 2
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_parts_of_a_split_layer_make_it_whole(parts: int) -> None:
-    picture = viz.split_layer(STORY, parts)
-    assert len(named(picture, "q head ")) == 8
-    assert len(named(picture, "K/V head ")) == max(2, parts), "with more processes than heads, several have the same"
-    for name, side in {"q_proj": "width", "gate_proj": "width", "o_proj": "height", "down_proj": "height"}.items():
-        sizes = [getattr(named(picture, f"{name} {part}")[0], f"get_{side}")() for part in range(parts)]
-        assert sizes == pytest.approx([sizes[0]] * parts)
-
-
 def test_partial_sums_of_a_split_product_are_those_of_its_columns_and_rows() -> None:
     rng = np.random.default_rng(0)
     x, first, second = rng.normal(size=4), rng.normal(size=(4, 6)), rng.normal(size=(6, 3))
@@ -214,18 +157,8 @@ def test_partial_sums_of_a_split_product_are_those_of_its_columns_and_rows() -> 
     assert columns == rows == {2, 3}
 
 
-@pytest.mark.parametrize(
-    ("where", "parts"),
-    [
-        ((), set()),
-        (0, set()),
-        (1, {"everywhere"}),
-        (["model", "attention"], {"model", "attention"}),
-        ("Input_Metadata", {"input metadata"}),
-        (5, {"rows", "slots"}),
-        (19, {"radix tree", "slots"}),
-        ("07", {"attention"}),
-    ],
-)
-def test_parts_of_the_map_are_marked_by_name_and_by_notebook(where: Any, parts: set[str]) -> None:
-    assert {str(shape.get_gid()).removeprefix("here ") for shape in named(viz.engine_map(where), "here ")} == parts
+def test_parts_of_the_map_are_marked_by_name_and_by_notebook() -> None:
+    marked: dict[Any, set[str]] = {0: set(), 1: {"everywhere"}, "07": {"attention"}, 5: {"rows", "slots"}}
+    for where, parts in (marked | {("model", "sampler"): {"model", "sampler"}}).items():
+        shapes = named(viz.engine_map(where), "here ")
+        assert {str(shape.get_gid()).removeprefix("here ") for shape in shapes} == parts

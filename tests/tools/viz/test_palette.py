@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from nanoinfer.viz.adapter_rows import ADAPTERS
+
 from nanoinfer.viz.palette import FETCHED, LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
+from nanoinfer.viz.passes import ADAPTERS
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # severity 1.0, for linear RGB.

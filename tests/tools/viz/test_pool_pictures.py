@@ -1,7 +1,5 @@
 """Pictures of pools, rows and the radix tree show what these objects hold."""
 
-import inspect
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,6 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.cache import radix_cache
 from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.radix_cache import RadixCache
@@ -65,22 +62,6 @@ def test_slots_of_a_tree_are_locked_or_not_and_slots_without_given_owners_are_in
     assert faces(viz.slot_map(pool), "slot 2") == [IN_USE]
 
 
-@pytest.mark.parametrize("size", [5_000, 100_000])
-def test_the_area_of_a_large_map_is_what_is_free(size: int) -> None:
-    pool = make_pool(size)
-    picture = viz.slot_map(pool, {"request 0": take(pool, size * 3 // 5)})
-    areas = [(to_hex(cell.get_facecolor()), cell.get_width() * cell.get_height()) for cell in named(picture, "slots ")]
-    assert sum(area for face, area in areas if face == FREE) / sum(area for _, area in areas) == pytest.approx(0.4)
-
-
-def test_a_page_is_never_broken_at_the_end_of_a_line() -> None:
-    pool = make_pool(96, page_size=3)
-    picture = viz.slot_map(pool, {"request 0": take(pool, 6)}, highlight=[5])
-    lines = {cell.get_gid(): cell.get_y() for cell in named(picture, "slot ")}
-    assert all(len({lines[f"slot {start + i}"] for i in range(3)}) == 1 for start in range(0, 96, 3))
-    assert HIGHLIGHT in {to_hex(cell.get_edgecolor()) for cell in picture.findobj(Rectangle)}
-
-
 def test_the_allocators_search_ends_at_the_first_free_mark() -> None:
     allocator = SlotAllocator(3 * BLOCK)
     slots = allocator.alloc(2 * BLOCK + 10)
@@ -91,9 +72,7 @@ def test_the_allocators_search_ends_at_the_first_free_mark() -> None:
     assert block.get_x() == pytest.approx(named(picture, "block 1")[0].get_x() + 1)
     assert mark.get_x() == pytest.approx(named(picture, f"mark {BLOCK + 4}")[0].get_x() + 1)
     pool = make_pool(32, page_size=4)
-    take(pool, 8)
-    assert [faces(viz.allocator_marks(pool), f"mark {i}") for i in (1, 2)] == [[IN_USE], [FREE]]
-    take(pool, 24)
+    take(pool, 32)
     assert "no page is free" in viz.allocator_marks(pool).alt
 
 
@@ -183,22 +162,6 @@ def test_of_a_large_tree_what_is_marked_is_drawn_and_the_rest_is_counted() -> No
     left_out = [int(text.split()[1]) for text in texts(picture) if "more node" in text]
     assert len(named(picture, "node")) + sum(left_out) == 46
     assert HIGHLIGHT in {to_hex(patch.get_edgecolor()) for patch in picture.findobj(Rectangle)}
-    for a, b in combinations(named(picture, "node"), 2):
-        apart = a.get_x() + a.get_width() <= b.get_x() or b.get_x() + b.get_width() <= a.get_x()
-        assert apart or a.get_y() + a.get_height() <= b.get_y() or b.get_y() + b.get_height() <= a.get_y()
-
-
-def test_a_tree_of_a_class_grown_in_a_notebook_is_drawn_like_the_packages() -> None:
-    notebook: dict[str, type[RadixCache]] = {"__name__": "__main__"}  # type: ignore[dict-item]
-    exec(inspect.getsource(radix_cache), notebook)
-    pictures = []
-    for cls in (notebook["RadixCache"], RadixCache):
-        tree = cls(ReqToTokenPool(1, 16), make_pool(16))
-        insert(tree, [1, 2, 3])
-        insert(tree, [1, 2, 4, 5])
-        pictures.append(viz.radix_tree(tree, highlight=tree.match_prefix([1, 2, 3])).png())
-    assert notebook["RadixCache"] is not RadixCache
-    assert pictures[0] == pictures[1]
 
 
 # --- storeys and blocks ----------------------------------------------------------------------------------------------
@@ -214,13 +177,12 @@ def test_each_storey_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_pat
     cache = llm.engine.cache
     assert cache.storey is not None
     index = cache.storey.index
-
-    def uses() -> tuple[list[int | None], list[int]]:
-        return [block.start for block in index], [node.last_access_time for _, node in cache.radix_cache.nodes()]
-
-    before = uses()
+    before = [block.start for block in index], [node.last_access_time for _, node in cache.radix_cache.nodes()]
     picture = viz.storeys(cache, prompts)
-    assert uses() == before
+    assert before == (
+        [block.start for block in index],
+        [node.last_access_time for _, node in cache.radix_cache.nodes()],
+    )
     for label, tokens in prompts.items():
         ids, starts = np.array(tokens, np.int64), range(0, len(tokens), 16)
         assert len(named(picture, f"{label} pool")) == (cache.radix_cache.peek_prefix(ids, None)[0] > 0)
@@ -237,5 +199,3 @@ def test_a_block_has_its_hash_and_equal_beginnings_are_shared() -> None:
     assert (len(named(picture, "one block")), len(named(picture, "other block"))) == (2, 3)
     assert {f"{block >> 48:04x}" for block in block_hashes(one, 4)} <= set(texts(picture))
     assert picture.alt.count("1 block shared") == 2
-    later = viz.hashed_blocks({"one": [1, 2, 3, 4], "other": [9, 9, 3, 4]}, 2, tokenizer)
-    assert later.alt.count("0 blocks shared") == 2, "equal tokens behind other ones are other blocks"

@@ -89,7 +89,7 @@ class Cells(Panel):
                 sheet.cell(x + i * width, sheet.y, width, 18, LOOKS[cell.look], text, size=SMALL, edge=GRID)
                 if cell.mark:
                     edge = ROLES["new" if cell.mark == "written" else "highlight"].face
-                    sheet.rect(x + i * width + 1, sheet.y + 1, width - 2, 16, edge=edge, line=2, over=True)
+                    sheet.rect(x + i * width + 1, sheet.y + 1, width - 2, 16, edge=edge, line=2)
             sheet.y += 20
         sheet.y += 4
         sheet.legend([(LOOKS[look], text) for look, text in self.legend])

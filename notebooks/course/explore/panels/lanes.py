@@ -136,7 +136,7 @@ class Lanes(Panel):
             sheet.line([places[flag.step]] * 2, [top - 2, sheet.y - 2], colour=MARKED, line=1.6)
         if self.at is not None:
             left, right = places[self.at], places[(self.at if self.until is None else self.until) + 1]
-            sheet.rect(left, top - 2, right - left, sheet.y - top, edge=MARKED, line=1.6, over=True)
+            sheet.rect(left, top - 2, right - left, sheet.y - top, edge=MARKED, line=1.6)
         begin, end = self.scale or ("step 1", f"step {self.steps}")
         sheet.text(x0, sheet.y + 6, begin, size=SMALL, colour=MUTED)
         sheet.text(sheet.right, sheet.y + 6, end, size=SMALL, colour=MUTED, ha="right")

@@ -1,44 +1,27 @@
-"""attention_steps, heat_map: attention of one token worked out with small numbers, and a matrix of shares."""
+"""attention_steps, heat_map, wire: numbers in cells: attention worked out, a matrix of shares, and bytes."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 
-from nanoinfer.viz.lettering import BODY, SMALL, TINY, text_width
-from nanoinfer.viz.palette import DARKEST, INK, MUTED, PAPER, ROLES, Style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import BARS, DARKEST, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, visible
 
-CELL, TALL, GAP = 72.0, 26.0, 30.0
-PLAIN = ROLES["free"]._replace(text=INK)
-MOST = 8  # tokens
-MOST_WIDE = 4  # numbers in a key
+CELL, TALL, GAP, NAMES = 72.0, 26.0, 30.0, 62.0
 
 
-def attention_steps(
-    q: Any,
-    keys: Any,
-    values: Any,
-    *,
-    newest: bool = False,
-    title: str | None = None,
-    caption: str | None = None,
-) -> Picture:
+def attention_steps(q: Any, keys: Any, values: Any, *, newest: bool = False, **heading: Unpack[Heading]) -> Picture:
     """One query against every cached K: q · k, ÷ √D, softmax, weight × v, and the sum, each with its numbers.
 
     `q` [D], `keys` [S, D], `values` [S, D]: one head, from 1 to 8 tokens, D up to 4. `newest=True`: the last row has just
-    been appended, computed in this pass; the others were in the cache. `tokens`: the tokens' texts. Raises ValueError when
-    the shapes do not fit.
+    been appended, computed in this pass; the others were in the cache.
     """
     query, key, value = (np.asarray(given, dtype=np.float64) for given in (q, keys, values))
     size = len(query)
-    if key.shape != value.shape or key.shape[1:] != (size,) or not (size <= MOST_WIDE and 1 <= len(key) <= MOST):
-        raise ValueError(
-            f"keys: shapes {[*query.shape]}, {[*key.shape]}, {[*value.shape]}: must be [D], [S, D], [S, D] with D up to "
-            f"{MOST_WIDE} and S from 1 to {MOST}"
-        )
     names = [f"token {i}" for i in range(len(key))]
     dots = key @ query
     scores = dots / size**0.5
@@ -47,7 +30,7 @@ def attention_steps(
     parts = weights[:, None] * value
     out = parts.sum(0)
     sheet = Sheet(
-        title, f"Attention of one token over {count(len(key), 'token')}, one head, D = {size}", caption=caption
+        default_title=f"Attention of one token over {count(len(key), 'token')}, one head, D = {size}", **heading
     )
     columns: list[tuple[str, str, np.ndarray]] = [
         ("k", "of each token", key),
@@ -57,36 +40,32 @@ def attention_steps(
         ("v", "of each token", value),
         ("weight × v", "its share", parts),
     ]
-    gutter = min(max(text_width(name) for name in [*names, "the sum"]) + 16, 150)
-    wide = sum(array.shape[1] for *_, array in columns)
-    cell = min(CELL, (sheet.right - sheet.left - gutter - 5 * GAP - 10) / wide)
+    cell = min(CELL, (sheet.right - sheet.left - NAMES - 5 * GAP - 10) / sum(array.shape[1] for *_, array in columns))
     # The query first, over the column of the keys that it is compared with.
-    x, y = sheet.left + gutter, sheet.y + 2
+    x, y, pitch = sheet.left + NAMES, sheet.y + 2, TALL + 4
     sheet.text(x - 10, y + TALL / 2, "q", ha="right", weight="bold")
     _row(sheet, x, y, cell, query, ROLES["new"], "q")
     sheet.text(x + size * cell + 12, y + TALL / 2, "the query of the newest token", size=SMALL, colour=MUTED)
     y += TALL + 16
     top = y + 34
+    for i, text in enumerate(names):
+        sheet.text(x - 10, top + i * pitch + TALL / 2, text, ha="right")
     signs = ("", "→", "→", "→", "×", "=")
     for sign, (name, what, array) in zip(signs, columns, strict=True):
         width = array.shape[1] * cell
         sheet.text(x + width / 2, y + 7, name, ha="center", weight="bold")
-        sheet.text(x + width / 2, y + 22, what, ha="center", size=6.5, colour=MUTED)
+        sheet.text(x + width / 2, y + 22, what, ha="center", size=TINY, colour=MUTED)
         for i, row in enumerate(array):
             cached = ROLES["new"] if newest and i == len(key) - 1 else ROLES["in_use"]
-            style = cached if name in ("k", "v") else PLAIN
-            _row(sheet, x, top + i * (TALL + 4), cell, row, style, f"{name} {i}")
-            if sign:
-                sheet.text(x - GAP / 2, top + i * (TALL + 4) + TALL / 2, sign, ha="center", size=BODY, colour=MUTED)
+            _row(sheet, x, top + i * pitch, cell, row, cached if name in ("k", "v") else PLAIN, f"{name} {i}")
+            sheet.text(x - GAP / 2, top + i * pitch + TALL / 2, sign, ha="center", colour=MUTED)
         if name == "weight × v":
-            last = top + len(key) * (TALL + 4) + 4
+            last = top + len(key) * pitch + 4
             sheet.line([x - 2, x + width + 2], [last, last], colour=INK, line=1.3)
             _row(sheet, x, last + 6, cell, out, PLAIN, "out")
             sheet.text(x - 10, last + 6 + TALL / 2, "their sum: the result", ha="right", weight="bold")
         x += width + GAP
-    for i, text in enumerate(names):
-        sheet.text(sheet.left + gutter - 10, top + i * (TALL + 4) + TALL / 2, text, ha="right", width=gutter - 10)
-    sheet.y = top + (len(key) + 1) * (TALL + 4) + 20
+    sheet.y = top + (len(key) + 1) * pitch + 20
     entries = [(ROLES["in_use"], "K and V from earlier passes"), (ROLES["new"], "computed in this pass")]
     sheet.legend(entries if not newest or len(key) > 1 else entries[1:])
     steps = "; ".join(
@@ -94,7 +73,9 @@ def attention_steps(
         for text, dot, score, weight in zip(names, dots, scores, weights, strict=True)
     )
     appended = f"; {names[-1]} has just been appended" if newest else ""
-    return sheet.picture(f"q = {_list(query)}; {steps}{appended}; the result is {_list(out)}.")
+    return sheet.picture(
+        f"q = [{', '.join(map(_short, query))}]; {steps}{appended}; the result is [{', '.join(map(_short, out))}]."
+    )
 
 
 def _row(sheet: Sheet, x: float, y: float, cell: float, numbers: np.ndarray, style: Style, name: str) -> None:
@@ -108,10 +89,6 @@ def _short(number: float) -> str:
     return "0" if text == "-0" else text.replace("-", "−")
 
 
-def _list(numbers: np.ndarray) -> str:
-    return "[" + ", ".join(map(_short, numbers)) + "]"
-
-
 def heat_map(
     values: Any,
     rows: Sequence[str],
@@ -120,22 +97,19 @@ def heat_map(
     numbers: bool = False,
     most: float = 1.0,
     causal: bool = False,
-    title: str | None = None,
-    caption: str | None = None,
+    **heading: Unpack[Heading],
 ) -> Picture:
     """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
 
     `causal`: row i has cells up to column i only, since a token sees none after it. `numbers` have three decimals if `most`
     is small. Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the
     keys.
-    Raises ValueError when labels do not fit the shape, or a value is outside 0..1.
+    Raises ValueError when a value is outside 0..1.
     """
     matrix = np.asarray(values, dtype=np.float64)
-    if matrix.shape != (len(rows), len(columns)):
-        raise ValueError(f"values: shape {list(matrix.shape)}, must be [{len(rows)}, {len(columns)}] as labelled")
     if not 0 <= matrix.min() <= matrix.max() <= 1 + 1e-6:
         raise ValueError(f"values: {matrix.min():g}..{matrix.max():g}, must be in 0..1")
-    sheet = Sheet(title, caption=caption)
+    sheet = Sheet(**heading)
     places = 2 if most > 0.2 else 3
     across, down = [_label(text) for text in columns], [_label(text) for text in rows]
     gutter = min(max(text_width(text) for text in down) + 16, 220)
@@ -156,10 +130,8 @@ def heat_map(
         for column in range(min(row + 1, len(across)) if causal else len(across)):
             share = float(matrix[row, column])
             label = f"{share:.{places}f}" if numbers and share >= 0.5 * 10**-places else ""
-            sheet.cell(
-                x0 + column * width, sheet.y, width, height, _shade(share / most), label, size=TINY, edge="#d0d0d0",
-                name=f"cell {row} {column}",
-            )  # fmt: skip
+            look, name = _shade(share / most), f"cell {row} {column}"
+            sheet.cell(x0 + column * width, sheet.y, width, height, look, label, size=TINY, edge="#d0d0d0", name=name)
         sheet.y += height
     sheet.y += 10
     steps = (0, 0.25, 0.5, 0.75, 1)
@@ -184,3 +156,53 @@ def _shade(share: float) -> Style:
     white, darkest = (tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5)) for colour in (PAPER, DARKEST))
     mixed = [round(light + (dark - light) * share) for light, dark in zip(white, darkest, strict=True)]
     return Style("#" + "".join(f"{part:02x}" for part in mixed), "#ffffff" if share > 0.8 else INK if share else MUTED)
+
+
+BY_SIZE: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # the most bytes are on the lightest
+COLUMNS = 64
+GUTTER, HEIGHT = 36.0, 19.0
+Data = bytes | bytearray | np.ndarray
+ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
+
+
+def wire(parts: Sequence[tuple[str, Data]], **heading: Unpack[Heading]) -> Picture:
+    """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
+    number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
+
+    Instead of bytes, an integer array `[n]` has what is no text: uint8 are bytes in hexadecimal, and a wider number is one
+    cell as wide as its bytes. It has no lines.
+    """
+    sizes: dict[str, int] = {}
+    for label, data in parts:
+        if len(data):
+            sizes[label] = sizes.get(label, 0) + (data.nbytes if isinstance(data, np.ndarray) else len(data))
+    total = sum(sizes.values())
+    styles = {label: BY_SIZE[i] for i, label in enumerate(sorted(sizes, key=lambda label: -sizes[label]))}
+    sheet = Sheet(default_title=f"{count(total, 'byte')} on the wire", **heading)
+    width = (sheet.right - sheet.left - GUTTER) / COLUMNS
+    column = at = 0
+    for label, data in parts:
+        for text, taken, ends_row in _cells(data):
+            if column + taken > COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
+            if column == 0:
+                sheet.text(sheet.left + GUTTER - 8, sheet.y + HEIGHT / 2, str(at), size=TINY, ha="right", colour=MUTED)
+            place = sheet.left + GUTTER + width * column, sheet.y, width * taken, HEIGHT
+            sheet.cell(*place, styles[label], text, edge=GRID, name=f"byte {at}")
+            at, column = at + taken, column + taken
+            if ends_row or column == COLUMNS:
+                sheet.y, column = sheet.y + HEIGHT + 2, 0
+    sheet.y += HEIGHT + 8 if column else 6
+    sheet.legend([(styles[label], f"{label}: {count(sizes[label], 'byte')}") for label in sizes])
+    said = ", ".join(f"{label} {size}" for label, size in sizes.items())
+    return sheet.picture(f"{count(total, 'byte')}: {said}.")
+
+
+def _cells(data: Data) -> Iterator[tuple[str, int, bool]]:
+    """Per cell: what it says, how many bytes it is wide, and whether a line ends with it."""
+    if isinstance(data, np.ndarray):
+        for number in data.tolist():
+            yield (f"{number:02x}" if data.dtype == np.uint8 else str(number)), data.itemsize, False
+    else:
+        for byte in data:
+            yield ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}"), 1, byte == 0x0A

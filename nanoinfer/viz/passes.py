@@ -1,0 +1,291 @@
+"""verify_rows, drafted_text, adapter_rows: a pass with drafts, the text that they became, and a pass with adapters."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Unpack
+
+from nanoinfer.adapters.projections import projections
+from nanoinfer.engine.engine import Engine
+from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.requests.tokenizer import Tokenizer, token_text
+from nanoinfer.viz.facts import last_input_metadata, last_labels
+from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style
+from nanoinfer.viz.picture import Picture
+from nanoinfer.viz.sheet import Heading, Look, Sheet
+from nanoinfer.viz.words import SPACE_NOTE, count, plural_list, visible
+
+MOST_DRAFTS = 6
+CONTEXT = 3  # tokens before the newest one that are drawn
+X_LABELS, X_CELLS, WIDTH, HEIGHT = 14.0, 138.0, 54.0, 20.0
+WRONG = ROLES["leftover"]
+READ, COMPUTED = ROLES["in_use"], ROLES["new"]
+
+
+class _Request(NamedTuple):
+    """A request's part of the pass: `start` is the position of its newest token before the pass; `slots` are those of the
+    positions `first .. end - 1`; `got` are the tokens that the pass gave it."""
+
+    label: str
+    style: Style
+    first: int
+    start: int
+    tokens: list[int]
+    slots: list[int]
+    drafts: list[int]
+    got: list[int]
+    tree_len: int
+
+    @property
+    def accepted(self) -> int:
+        return _right(self.drafts, self.got)
+
+
+def verify_rows(engine: Engine, **heading: Unpack[Heading]) -> Picture:
+    """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each of these a
+    row with what it reads, what was sampled after it, and whether that is the next draft.
+
+    Raises ValueError when the last pass was no VERIFY, or has more than 6 drafts of a request.
+    """
+    requests, tokenizer = _requests(engine), engine.builder.tokenizer
+    rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
+    sheet = Sheet(default_title=f"A VERIFY pass: {count(rows, 'row')}, {count(gained, 'token')}", **heading)
+    row = 0
+    for each in requests:
+        _slots(sheet, each, tokenizer)
+        row = _rows(sheet, each, tokenizer, row)
+        sheet.y += 14
+    entries: list[tuple[Look, str]] = [(each.style, f"{each.label}: its tokens") for each in requests]
+    if any(each.first < each.tree_len for each in requests):
+        entries.append((ROLES["tree_locked"], "slots of the tree, locked"))
+    entries += [(COMPUTED, "computed in this pass"), (READ, "earlier tokens that the row reads")]
+    if any(each.accepted < len(each.drafts) for each in requests):
+        entries.append((WRONG, "a wrong draft: not in use, and its slot is overwritten by the next pass"))
+    sheet.legend(entries)
+    said = [
+        f"{each.label} has {count(len(each.drafts), 'draft')}, {each.accepted} accepted, gets "
+        f"{count(len(each.got), 'token')}, kv_len {each.start + 1 + each.accepted}"
+        for each in requests
+    ]
+    return sheet.picture(f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(said)}.")
+
+
+def _requests(engine: Engine) -> list[_Request]:
+    batch = engine.last_batch
+    if batch is None or batch.forward_mode is not ForwardMode.VERIFY or batch.prefix_lens is None:
+        raise ValueError("engine: its last pass is no VERIFY; only that has drafts")
+    found, at = list[_Request](), 0
+    spans = zip(batch.prefix_lens.tolist(), batch.seq_lens.tolist(), batch.req_pool_indices.tolist(), strict=True)
+    for i, (label, req, (start, end, row)) in enumerate(zip(last_labels(engine), batch.reqs, spans, strict=True)):
+        inputs = batch.input_ids[at : at + end - start].tolist()
+        if len(inputs) - 1 > MOST_DRAFTS:
+            raise ValueError(f"engine: {label} has {len(inputs) - 1} drafts; at most {MOST_DRAFTS} can be drawn")
+        first = max(0, start - CONTEXT)
+        found.append(
+            _Request(
+                label,
+                owner_style(label, i),
+                first,
+                start,
+                [*req.token_ids[first:start].tolist(), *inputs],
+                [*engine.cache.rows[row, first:start].tolist(), *batch.out_cache_loc[at : at + end - start].tolist()],
+                inputs[1:],
+                req.token_ids[start + 1 : req.num_tokens].tolist(),
+                req.tree_len,
+            )
+        )
+        at += end - start
+    return found
+
+
+def _text(tokenizer: Tokenizer | None, token: int) -> str:
+    return str(token) if tokenizer is None else visible(token_text(tokenizer, [token]))
+
+
+def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None:
+    """Positions, tokens and slots of the newest token, of the drafts, and of some tokens before."""
+    y, kept = sheet.y, request.start + 1 + request.accepted
+    said = f"{request.accepted} of {count(len(request.drafts), 'draft')} accepted" if request.drafts else "no draft"
+    sheet.text(X_LABELS, y + 6, f"{request.label}: {said}", weight="bold")
+    y += 18
+    for text, middle in (("position", 6.0), ("token", 24.0), ("slot", 44.0)):
+        sheet.text(X_LABELS, y + middle, text, size=SMALL, colour=MUTED)
+    for i, (token, slot) in enumerate(zip(request.tokens, request.slots, strict=True)):
+        position, x = request.first + i, X_CELLS + WIDTH * i
+        sheet.text(x + WIDTH / 2, y + 6, str(position), size=TINY, ha="center", colour=MUTED)
+        wrong, of_tree = position >= kept, position < request.tree_len
+        text = shortened(_text(tokenizer, token), WIDTH - 4, SMALL)
+        style = WRONG if wrong else request.style
+        sheet.cell(x, y + 14, WIDTH, HEIGHT, style, text, edge=GRID, name=f"token {position}")
+        style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start else style
+        sheet.cell(x, y + 34, WIDTH, HEIGHT, style, str(slot), edge=GRID, name=f"slot {position}")
+    if request.first:
+        sheet.text(X_CELLS - 6, y + 34, "…", ha="right", colour=MUTED)
+    end = X_CELLS + WIDTH * len(request.tokens)
+    if kept < request.first + len(request.tokens):  # what is behind does not count
+        at = X_CELLS + WIDTH * (kept - request.first)
+        sheet.line([at, at], [y + 11, y + 57], colour=INK, line=3)
+    sheet.text(end + 8, y + 44, f"kv_len = {kept}", size=SMALL, colour=MUTED)
+    sheet.y = y + 62
+
+
+def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int) -> int:
+    """A row for each of the request's tokens in the pass; returns the number of the next one."""
+    for j in range(len(request.drafts) + 1):
+        own, counts = request.start + j, j < len(request.got)
+        sheet.text(X_LABELS, sheet.y + 8, f"row {row}: {f'draft {j}' if j else 'the newest'}", size=SMALL)
+        for i, position in enumerate(range(request.first, own + 1)):
+            place = X_CELLS + WIDTH * i, sheet.y, WIDTH, HEIGHT - 4
+            sheet.rect(*place, READ if position < own else COMPUTED, edge=GRID, name=f"row {row} {position}")
+        said = f"gives {_text(tokenizer, request.got[j])}" if counts else "doesn't count"
+        if counts and j < len(request.drafts):
+            said += f" = draft {j + 1}" if j < request.accepted else f": draft {j + 1} is wrong"
+        x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if counts else MUTED
+        sheet.text(x, sheet.y + 8, said, size=SMALL, colour=colour, width=sheet.right - x)
+        sheet.y += HEIGHT
+        row += 1
+    return row
+
+
+TOKEN, LINE, GAP = 18.0, 25.0, 5.0  # of a token; from line to line; between two passes
+KINDS: dict[str, tuple[Style, str]] = {
+    "accepted": (BARS[1], "an accepted draft"),
+    "last": (BARS[2], "behind drafts that are all right"),
+    "instead": (BARS[0], "in place of a wrong draft"),
+    "none": (Style(PAPER), "no draft"),
+}
+Passes = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def drafted_text(passes: Passes, tokenizer: Tokenizer | None = None, **heading: Unpack[Heading]) -> Picture:
+    """The tokens of one request, those of the same pass side by side and a gap between passes.
+
+    `passes`: for each pass its drafts and the tokens that it gave, as token ids. The tokens are the accepted drafts, and
+    then one of the pass's own (none where the request has ended before). Raises ValueError where
+    the tokens cannot have come from such a pass.
+    """
+    kinds = [_kinds(i, drafts, tokens) for i, (drafts, tokens) in enumerate(passes)]
+    number = {kind: sum(each.count(kind) for each in kinds) for kind in KINDS}
+    total = sum(number.values())
+    sheet = Sheet(default_title=f"{count(total, 'token')} from {count(len(passes), 'pass')}", **heading)
+    x = sheet.left
+    for i, ((_, tokens), of_pass) in enumerate(zip(passes, kinds, strict=True)):
+        texts = [_text(tokenizer, int(token)) for token in tokens]
+        widths = [text_width(text, SMALL) + 7 for text in texts]
+        if x + sum(widths) > sheet.right and x > sheet.left:
+            x, sheet.y = sheet.left, sheet.y + LINE
+        for j, (text, width, kind) in enumerate(zip(texts, widths, of_pass, strict=True)):
+            style = KINDS[kind][0]
+            sheet.rect(x, sheet.y, width, TOKEN, style, edge=GRID, name=f"pass {i} token {j}")
+            sheet.text(x + width / 2, sheet.y + TOKEN / 2, text, size=SMALL, colour=style.text, ha="center")
+            x += width
+        x += GAP
+    sheet.y += LINE + 6
+    sheet.legend([(style, f"{words}: {number[kind]}") for kind, (style, words) in KINDS.items()])
+    if tokenizer is not None:
+        sheet.caption(SPACE_NOTE, size=SMALL)
+    said = ", ".join(f"{words}: {number[kind]}" for kind, (_, words) in KINDS.items())
+    return sheet.picture(f"{count(total, 'token')} from {count(len(passes), 'pass')}. {said}.")
+
+
+def _kinds(i: int, drafts: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """The kind of each token of a pass."""
+    accepted = _right(drafts, tokens)
+    own = len(tokens) - accepted
+    if own > 1:
+        raise ValueError(f"passes[{i}]: {own} tokens are no accepted drafts; a pass gives at most one such token")
+    kind = "none" if not drafts else "last" if accepted == len(drafts) else "instead"
+    return ["accepted"] * accepted + [kind] * own
+
+
+def _right(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many of the drafts the tokens begin with."""
+    pairs = zip(drafts, tokens, strict=False)
+    return next((i for i, (draft, token) in enumerate(pairs) if draft != token), min(len(drafts), len(tokens)))
+
+
+MOST_ADAPTER_ROWS = 24
+X_TEXTS, X_READS, X_OUTPUTS, W_OUTPUTS = 76.0, 300.0, 640.0, 246.0
+NONE = Style(PAPER, MUTED)
+ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79f"))
+
+
+def adapter_rows(
+    engine: Engine, layer: str = "model.layers.0.self_attn.qkv_proj", **heading: Unpack[Heading]
+) -> Picture:
+    """The engine's last pass at one linear layer: a row for each token, coloured by adapter; below, the tiles in which they
+    are read, the sizes of the matrices A and B of each, and to which of the layer's outputs something is added.
+
+    `layer`: the layer's path in the model. Raises ValueError when there was no pass, when no token of it has an adapter,
+    when it has more than 24 tokens, and for a layer that no adapter may add to.
+    """
+    rows, batch = last_input_metadata(engine).adapters, engine.last_batch
+    if rows is None or batch is None:
+        raise ValueError("engine: no request of its last pass has an adapter")
+    if (total := len(rows.of_rows)) > MOST_ADAPTER_ROWS:
+        raise ValueError(f"engine: its last pass has {total} rows; at most {MOST_ADAPTER_ROWS} can be drawn")
+    network: Any = engine.model_runner.model
+    found, modules = projections(network), dict(network.named_modules())
+    parts = {path: each for path, each in found.items() if each.linear is modules.get(layer)}
+    if not parts:
+        raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
+    names = {path: path.rpartition(".")[2].removesuffix("_proj") for path in parts}
+    on_device = {each.place: each for each in engine.adapters.pool.on_device if each.place is not None}
+    adapters = {place: on_device[place] for place, _ in rows.groups()}
+    styles = {place: ADAPTERS[i % len(ADAPTERS)] for i, place in enumerate(adapters)}
+    lens = [1] * len(batch.reqs) if batch.prefix_lens is None else (batch.seq_lens - batch.prefix_lens).tolist()
+    of_rows = [label for label, n in zip(last_labels(engine), lens, strict=True) for _ in range(n)]
+    tokenizer, places = engine.builder.tokenizer, rows.of_rows.tolist()
+    texts = [f"{label}: {_text(tokenizer, i)}" for label, i in zip(of_rows, batch.input_ids.tolist(), strict=True)]
+
+    default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
+    sheet = Sheet(default_title=default, **heading)
+    sheet.text(sheet.left, sheet.y + 6, "the rows of x, in the order of the pass", weight="bold")
+    sheet.y += 18
+    for row, place in enumerate(places):
+        x = sheet.left + 36 * row
+        sheet.cell(x, sheet.y, 36, HEIGHT, styles.get(place, NONE), str(row), edge=GRID, name=f"row {row}")
+    sheet.y += 42
+    for x, words in (
+        (sheet.left, "in tiles"),
+        (X_READS, "what a tile reads"),
+        (X_OUTPUTS, "what is added to the outputs"),
+    ):
+        sheet.text(x, sheet.y - 8, words, weight="bold")
+    order, plan = rows.rows.tolist(), rows.plan.tolist()
+    tiles = [plan[1 + 3 * tile : 4 + 3 * tile] for tile in range(plan[0])]
+    members = [(place, order[first : first + length]) for place, first, length in tiles]
+    without = [row for row, place in enumerate(places) if place < 0]
+    scale, said = W_OUTPUTS / sum(part.columns for part in parts.values()), list[str]()
+    for tile, (place, of) in enumerate([*members, *([(-1, without)] if without else [])]):
+        adapter, style, top = adapters.get(place), styles.get(place, NONE), sheet.y
+        own = {path: adapter.parts[path] for path in parts if path in adapter.parts} if adapter else {}
+        for row in of:
+            sheet.cell(
+                sheet.left + 4, sheet.y, 52, HEIGHT, style, f"row {row}", edge=GRID, name=f"tile {tile} row {row}"
+            )
+            sheet.text(X_TEXTS, sheet.y + HEIGHT / 2, texts[row], size=SMALL, width=X_READS - X_TEXTS - 10)
+            for path, part in parts.items():
+                place_of = X_OUTPUTS + part.first * scale, sheet.y, part.columns * scale, HEIGHT
+                if path in own:
+                    name = f"output {row} {names[path]}"
+                    sheet.cell(*place_of, style, f"+ {names[path]}", size=TINY, edge=GRID, name=name)
+                else:
+                    sheet.rect(*place_of, edge=GRID)
+            sheet.y += HEIGHT + 3
+        sizes = {
+            names[path]: [" × ".join(map(str, each.shape)) for each in (pair.a, pair.b)] for path, pair in own.items()
+        }
+        lines = [f"{name}: A {a}, B {b}" for name, (a, b) in sizes.items()] or ["adds nothing to this layer"]
+        for i, line in enumerate([adapter.name, *lines] if adapter else ["no adapter: in no tile"]):
+            sheet.text(X_READS, top + 8 + 14 * i, line, size=SMALL, weight="normal" if i else "bold")
+        sheet.y = max(sheet.y, top + 14 * (len(lines) + 1))
+        if adapter:
+            sheet.rect(sheet.left, top - 4, X_READS - 24, sheet.y - top + 3, edge=INK, line=1.0, name=f"tile {tile}")
+            ranks = ", ".join(f"{names[path]} (rank {pair.rank})" for path, pair in own.items()) or "nothing"
+            listed = f"{'row' if len(of) == 1 else 'rows'} {plural_list(list(map(str, of)))}"
+            said.append(f"{adapter.name} for {listed}, added to {ranks}")
+        sheet.y += 14
+    none = f" Without an adapter: {'row' if len(without) == 1 else 'rows'} {plural_list(list(map(str, without)))}."
+    return sheet.picture(
+        f"{count(total, 'row')} in {count(len(tiles), 'tile')}: {'; '.join(said)}.{none if without else ''}"
+    )
