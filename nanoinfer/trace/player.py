@@ -59,11 +59,11 @@ class Player:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        from nanoinfer.trace.final import final_state
+        from nanoinfer.trace.timeline import timeline
 
         display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (player)"}, raw=True)
         if len(self.trace):
-            display(final_state(self.trace))
+            display(timeline(self.trace, occupancy=True))
 
 
 @cache
