@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import FinishReason, Req
@@ -82,15 +82,8 @@ class Watched:
         self._around = lambda original, *args, **kwargs: original(*args, **kwargs)
 
 
-class HasEngine(Protocol):
-    """Something that has an Engine: an LLM."""
-
-    @property
-    def engine(self) -> Engine: ...
-
-
 @contextmanager
-def record(engine: Engine | HasEngine) -> Iterator[Trace]:
+def record(engine: Any) -> Iterator[Trace]:
     """Record what `engine` (or an LLM's engine) does inside the `with` block; the trace is complete when the block ends.
 
     The trace begins with a snapshot, so it may start in the middle of a run. Recording does not change any tokens. Read the
@@ -108,7 +101,7 @@ class Recorder:
     An engine may have several. `began`: when, by the engine's clock.
     """
 
-    def __init__(self, engine: Engine | HasEngine):
+    def __init__(self, engine: Any):
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
@@ -160,19 +153,18 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        self._watch(engine._guard, "around_step", self._around_step)
-        self._watch(engine, "submit_all", self._on_submit)
-        self._watch(scheduler, "schedule", self._on_schedule)
-        self._watch(scheduler, "end", self._on_end)
-        self._watch(scheduler, "pause", self._on_pause)
-        self._watch(scheduler, "resume", self._on_resume)
+        watched: list[tuple[Any, str, Call]] = [
+            (engine._guard, "around_step", self._around_step),
+            (engine, "submit_all", self._on_submit),
+            (scheduler, "schedule", self._on_schedule),
+            (scheduler, "end", self._on_end),
+            (scheduler, "pause", self._on_pause),
+            (scheduler, "resume", self._on_resume),
+        ]
         if engine.cache.storey is not None:
-            self._watch(engine.cache.storey, "fetch", self._on_fetch)
+            watched.append((engine.cache.storey, "fetch", self._on_fetch))
+        self._watched += [Watched(*each) for each in watched]
         engine.radix_cache.observers.add(self._tree)
-
-    def _watch(self, owner: Any, name: str, around: Call) -> None:
-        """From now on, `owner.name(...)` calls `around(original, ...)`, only for this object."""
-        self._watched.append(Watched(owner, name, around))
 
     def _take_snapshot(self) -> None:
         """Describe what is already there, in the form of events."""
@@ -180,13 +172,11 @@ class Recorder:
         unfinished = (*scheduler.running, *scheduler.waiting, *scheduler.paused)
         for req in sorted(unfinished, key=lambda req: req.ticket):
             seen = self._see(req)
-            if req.num_retractions and req.req_pool_idx is None:
-                self._event.retracted.append(seen.index)
             if req in scheduler.paused:
                 self._event.paused.append(seen.index)
-        for req in scheduler.running:
-            assert req.req_pool_idx is not None
-            seen = self._see(req)
+            if req.req_pool_idx is None:
+                self._event.retracted += [seen.index] if req.num_retractions else []
+                continue
             seen.node, seen.tree_len, seen.allocated_len = (
                 self._tree.number(req.last_node),
                 req.tree_len,
@@ -199,7 +189,7 @@ class Recorder:
 
     @contextmanager
     def _around_step(self, around_step: Call) -> Iterator[None]:
-        self.settle()
+        self._close_event()
         self._in_step, self._pass = True, None
         self._open_event(ev.FAILED)
         try:
@@ -209,12 +199,9 @@ class Recorder:
             self._event.error = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self._finish_step()
-
-    def _finish_step(self) -> None:
-        self._finish_pass()
-        self._in_step = False
-        self._open_event(ev.BETWEEN)
+            self._finish_pass()
+            self._in_step = False
+            self._open_event(ev.BETWEEN)
 
     def _finish_pass(self) -> None:
         event, members, self._pass = self._event, self._pass, None
@@ -360,7 +347,6 @@ class Recorder:
         """Add the event to the trace, unless nothing has happened in it."""
         event = self._event
         event.tree, event.nodes = self._tree.take()
-        blank = ev.TraceEvent(event.step, event.mode, event.time, event.seconds)
-        if event.is_step or event.mode == ev.START or event != blank:
+        if event.is_step or event.mode == ev.START or any(type(each) is list and each for each in vars(event).values()):
             event.free = self._engine.cache.token_to_kv_pool.available_size()
             self.trace.add_event(event)
