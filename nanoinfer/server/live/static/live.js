@@ -152,7 +152,7 @@ const keyGiven = () => new Promise((resolve) => document.addEventListener("key",
 
 $("#key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  Session.key = $("#key-field").value.trim();
+  Session.use($("#key-field").value.trim());
   $("#key").open = false;
   document.dispatchEvent(new CustomEvent("key"));
 });
