@@ -192,7 +192,6 @@ class Page {
   /** Show frame `number` of a timeline of `length` as the current one. */
   moveCursor(number, length) {
     $("#timeline .cursor").style.left = `${(100 * (number + 0.5)) / length}%`;
-    $("#slider").style.setProperty("--played", `${(100 * number) / Math.max(length - 1, 1)}%`);
   }
 
   /** Scroll to where most lanes of the requests in the pass are visible (without a pass: of those running, or of the last to
