@@ -162,28 +162,12 @@ Object.assign(Page.prototype, {
         { class: "row", "data-request": req.index },
         el("div", { class: "head" }, el("b", { text: `row ${req.row}` }), this.chip(req), el("small", { text: `seq_len ${req.kvLen}` })),
         el("div", { class: "runs" }, ...parts),
-        this.engine.storeys ? this.originBar(req) : null,
       );
     });
     const more = rows.length - lines.length;
     if (more > 0) lines.push(el("p", { text: `… and ${plural(more, "more row")}` }));
     if (!rows.length) lines.push(el("p", { class: "none", text: `All ${this.engine.max_running_requests} rows are free.` }));
     fill($("#rows .list"), ...lines);
-  },
-
-  /** A row's tokens by where their K/V is from, as a bar and in words. */
-  originBar(req) {
-    const { device, host, disk } = origins(req);
-    const all = [
-      ["o-locked", "found in the pool", device],
-      ["o-host", "from host memory", host],
-      ["o-disk", "from files", disk],
-      ["p-decode", "computed", Math.max(req.kvLen - req.found, 0)],
-    ];
-    const parts = all.filter(([, , tokens]) => tokens > 0);
-    const bar = parts.map(([look, , tokens]) => el("i", { class: look, style: `flex-grow: ${tokens}` }));
-    const words = parts.map(([look, name, tokens]) => el("span", { class: "entry" }, el("i", { class: `swatch ${look}` }), `${name} ${tokens.toLocaleString("en")}`));
-    return el("div", { class: "origins" }, el("div", { class: "bar", "aria-hidden": "true" }, ...bar), el("p", { class: "legend" }, ...words));
   },
 });
 
