@@ -83,6 +83,7 @@ def test_what_the_page_has_seen_is_saved_as_a_file(browser: webdriver.Chrome, tm
         browser.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
         set_field(browser, "max_tokens", 3)
         ask(browser, "abc")
+        shows(browser, "live.Live.replay.last === 3 && live.Live.replay.alive.size === 0")
         find(browser, "#save").click()
         shows(browser, "document.querySelector('#saved').textContent.includes('nanoinfer-trace.json')")
         until(lambda: (tmp_path / "nanoinfer-trace.json").is_file())
