@@ -92,9 +92,7 @@ def main() -> None:
                 ).start()
             passes.let(3)
             done += 1
-            shows(
-                page, f"live.Live.fields.counts.extend_steps + live.Live.fields.counts.decode_steps >= {3 * done - 2}"
-            )
+            shows(page, f"live.Live.replay.last >= {3 * done - 2}")
             pictures.append(picture(page))
         passes.let(10_000)
         shows(page, "Chat.running === null")

@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         trace.player(args.title).save(args.out)
     if args.png is not None:
-        from nanoinfer.trace.final import final_state
-
-        final_state(trace, title=args.title).save(args.png)
+        trace.timeline(title=args.title, occupancy=True).save(args.png)
     for path in written:
         print(f"written: {path}" + (" (open it in a browser)" if path == args.out else ""))
 

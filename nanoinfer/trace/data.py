@@ -1,6 +1,6 @@
 """TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from nanoinfer.engine.engine import Engine
@@ -78,11 +78,6 @@ class TraceData:
     def __len__(self) -> int:
         return self.num_steps
 
-    @property
-    def storeys(self) -> list[str]:
-        """The storeys below the engine's pool, from the uppermost down: none, `host`, or `host` and `disk`."""
-        return self.engine.get("storeys", [])
-
     # --- what it holds -------------------------------------------------------------------------------------------
 
     @property
@@ -94,7 +89,7 @@ class TraceData:
     @property
     def texts(self) -> dict[int, str]:
         if self._decode is not None:
-            for token in self._tokens():
+            for token in tokens_in(self.requests, self.events):
                 if token not in self._texts:
                     self._texts[token] = self._decode([token])
         return self._texts
@@ -147,45 +142,46 @@ class TraceData:
             raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
         return wanted
 
-    def as_it_is(self) -> "TraceData":
-        """The same trace, which does not grow."""
-        copy = TraceData(self.engine, decode=self._decode)
-        copy.requests, copy._events, copy.num_steps = list(self.requests), list(self._events), self.num_steps
-        return copy
-
     # --- how a recorder or a file fills it -----------------------------------------------------------------------
 
     def add_request(self, req: Req, completion: int, time: float) -> None:
         """Add a request of the engine that is not in the trace yet."""
-        name = f"request {req.request_id}" + (f" ({completion + 1})" if completion else "")
         before = self.requests[-1] if self.requests else None
         if before is not None and before.request_id == req.request_id:
             prompt = before.prompt  # completions of one request share it
         else:
             prompt = req.token_ids[: req.prompt_len].tolist()
-        key = None if req.extra_key is None else repr(req.extra_key)
-        limit, outputs, cached = req.params.max_new_tokens, req.output_ids, req.cached_tokens
-        admitted, drafts = req.num_admissions > 0, (req.drafted_tokens, req.accepted_tokens)
-        self.requests.append(
-            TraceRequest(
-                *(name, req.request_id, completion, prompt, limit, time, key, outputs, cached, admitted),
-                *drafts,
-                {storey: part for storey, part in req.fetched.items() if part[0] < part[1]},
-            )
+        request = TraceRequest(
+            name=f"request {req.request_id}" + (f" ({completion + 1})" if completion else ""),
+            request_id=req.request_id,
+            completion=completion,
+            prompt=prompt,
+            max_new_tokens=req.params.max_new_tokens,
+            time=time,
+            extra_key=None if req.extra_key is None else repr(req.extra_key),
+            outputs=req.output_ids,
+            cached_tokens=req.cached_tokens,
+            admitted=req.num_admissions > 0,
+            drafted_tokens=req.drafted_tokens,
+            accepted_tokens=req.accepted_tokens,
+            fetched={storey: part for storey, part in req.fetched.items() if part[0] < part[1]},
         )
+        self.requests.append(request)
 
     def add_event(self, event: TraceEvent) -> None:
         self._events.append(event)
         self.num_steps += event.is_step
 
-    def _tokens(self) -> Iterator[int]:
-        for request in self.requests:
-            yield from request.prompt
-            yield from request.outputs
-        for event in self.events:
-            for entry in event.batch:
-                yield from entry.tokens
-                yield from entry.drafts or ()
-            for what, *rest in event.tree:
-                if what in ("add", "grow"):
-                    yield from rest[2] if what == "add" else rest[1]
+
+def tokens_in(requests: Iterable[TraceRequest], events: Iterable[TraceEvent]) -> Iterator[int]:
+    """Every token in them, some of them more than once."""
+    for request in requests:
+        yield from request.prompt
+        yield from request.outputs
+    for event in events:
+        for entry in event.batch:
+            yield from entry.tokens
+            yield from entry.drafts or ()
+        for what, *rest in event.tree:
+            if what in ("add", "grow"):
+                yield from rest[2] if what == "add" else rest[1]

@@ -1,6 +1,6 @@
 """What happened in a step, in a sentence or three."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -35,14 +35,13 @@ class Description:
 def descriptions(trace: TraceData) -> Iterator[tuple[TraceEvent, Description]]:
     """Describe the beginning, every step, and what came after the last one. What happens between two steps is described
     with the later one."""
-    state = TraceState(trace.engine["max_total_tokens"], trace.requests)
-    texts, pieces = trace.texts, trace.pieces
+    state, narrator = TraceState(trace.engine["max_total_tokens"], trace.requests), Narrator(trace)
     before: list[str] = []
     between: TraceEvent | None = None
     for event in trace.events:
-        narrator = _Narrator(trace, texts, pieces, state, event)
+        narrator.note(state)
         state.apply(event)
-        clauses = narrator.clauses(state)
+        clauses = narrator.clauses(event, state)
         if event.mode == ev.BETWEEN:
             before, between = before + clauses, event
             continue
@@ -53,185 +52,107 @@ def descriptions(trace: TraceData) -> Iterator[tuple[TraceEvent, Description]]:
         yield between, Description(f"After step {between.step}", before)
 
 
-class _Narrator:
+class Narrator:
     """Notes the state before an event, and describes the event when the state after it is known."""
 
-    def __init__(
-        self,
-        trace: TraceData,
-        texts: Mapping[int, str],
-        pieces: Mapping[int, Mapping[int, str]],
-        state: TraceState,
-        event: TraceEvent,
-    ):
-        self.trace, self.texts, self.pieces, self.event = trace, texts, pieces, event
-        self.back = {
-            e.request for e in event.admitted if e.request in state.requests and state.requests[e.request].admitted
-        }
-        self.free = state.free
-        self.tree_size = sum(map(len, state.nodes.values()))
-        self.known = {
-            e.request: len(state.requests[e.request].tokens) for e in event.batch if e.request in state.requests
-        }
+    def __init__(self, trace: TraceData):
+        self._requests, self._texts, self._pieces = trace.requests, trace.texts, trace.pieces
 
-    def clauses(self, state: TraceState) -> list[str]:
+    def note(self, state: TraceState) -> None:
+        self._back = {index for index, req in state.requests.items() if req.admitted}
+        self._lengths = {index: len(req.tokens) for index, req in state.requests.items()}
+        self._free, self._tree_size = state.free, _tree_size(state)
+
+    def clauses(self, event: TraceEvent, state: TraceState) -> list[str]:
         """What the event did, in the order in which things happen."""
-        event = self.event
         if event.mode == ev.START:
-            return self._start(state)
-        entering = sum(
-            len(operation[3 if operation[0] == "add" else 2])
-            for operation in event.tree
-            if operation[0] in ("add", "grow")
-        )
-        evicted = self.tree_size + entering - sum(map(len, state.nodes.values()))
+            slots = f"{_count(_tree_size(state), 'token')} in the tree, {_count(state.free, 'free slot')}"
+            return [f"{_count(len(state.running), 'request')} running, {len(state.waiting)} waiting, {slots}"]
+        entering = sum(len(op[3] if op[0] == "add" else op[2]) for op in event.tree if op[0] in ("add", "grow"))
+        evicted = self._tree_size + entering - _tree_size(state)
+        entering -= sum(fetch.end - fetch.start for fetch in event.fetched)  # said already
         given = sum(len(from_runs(e.slots if e.allocated is None else e.allocated)) for e in event.batch)
-        fetched = sum(fetch.end - fetch.start for fetch in event.fetched)  # in the tree from then on
-        given, entering = given + fetched, entering - fetched
-        freed = event.free - self.free + given - evicted
-        clauses = [*self._arrivals(), *self._ends(("timeout",)), *self._retractions(state), *self._pauses()]
-        clauses += self._fetches()
-        clauses += self._admissions()
+        given += sum(fetch.end - fetch.start for fetch in event.fetched)
+        freed = event.free - self._free + given - evicted
+        name = self._name
+        clauses = _each(event.arrived, self._arrival)
+        clauses += self._ends(event, ("timeout",))
+        clauses += [
+            f"{name(i)} is retracted for lack of slots and keeps its "
+            f"{_count(len(state.requests[i].output_ids), 'output token')}"
+            for i in event.retracted
+        ]
+        clauses += [f"{name(i)} is paused and gives back its row and slots" for i in event.paused]
+        clauses += [f"{name(i)} is resumed" for i in event.resumed]
+        clauses += _each(event.fetched, self._fetch)
+        clauses += _each(event.admitted, self._admission)
         if evicted:
             clauses.append(f"the tree evicts {_count(evicted, 'token')}")
         clauses += [f"a node splits after token {length}" for length in _splits(state, event)[:MOST]]
-        clauses += self._pass()
-        clauses += self._ends(("stop", "length", "abort", "error"))
+        if event.mode == ev.DECODE and len(event.batch) > 1:
+            slots = _slots(slot for entry in event.batch for slot in from_runs(entry.slots))
+            clauses.append(f"{len(event.batch)} requests compute one token each, in {slots}")
+        else:
+            clauses += _each(event.batch, self._extended if event.mode == ev.EXTEND else self._computed)
+        clauses += self._ends(event, ("stop", "length", "abort", "error"))
         if entering:
             clauses.append(f"{_count(entering, 'token')} enter{'s' * (entering == 1)} the tree")
         if freed > 0:
-            engine = self.trace.engine
-            exact = event.error is None and engine["page_size"] == 1 and not engine["drafter"]
-            are = "is" if freed == 1 else "are"
-            clauses.append(f"{_count(freed, 'duplicate slot' if exact else 'slot')} {are} freed")
+            clauses.append(f"{_count(freed, 'slot')} {'is' if freed == 1 else 'are'} freed")
         return clauses
 
-    def _start(self, state: TraceState) -> list[str]:
-        running, waiting, cached = len(state.running), len(state.waiting), len(state.tree_slots())
-        slots = f"{_count(cached, 'token')} in the tree, {_count(state.free, 'free slot')}"
-        return [f"{_count(running, 'request')} running, {waiting} waiting, {slots}"]
+    def _arrival(self, index: int) -> str:
+        return f"{self._name(index)} arrives with {_count(len(self._requests[index].prompt), 'prompt token')}"
 
-    def _arrivals(self) -> list[str]:
-        return _each(
-            self.event.arrived,
-            lambda i: f"{self._name(i)} arrives with {_count(len(self.trace.requests[i].prompt), 'prompt token')}",
-            lambda rest: f"{len(rest)} more requests arrive",
-        )
+    def _fetch(self, fetch: ev.Fetch) -> str:
+        (first, number), *more = ((FROM[storey], end - start) for storey, (start, end) in fetch.parts.items())
+        others = "".join(f" and {n:,} from {where}" for where, n in more)
+        return f"{self._name(fetch.request)} fetches K/V of {_count(number, 'token')} from {first}{others}"
 
-    def _retractions(self, state: TraceState) -> list[str]:
-        return [
-            f"{self._name(i)} is retracted for lack of slots and keeps its "
-            f"{_count(len(state.requests[i].output_ids), 'output token')}"
-            for i in self.event.retracted
-        ]
-
-    def _pauses(self) -> list[str]:
-        paused = [f"{self._name(i)} is paused and gives back its row and slots" for i in self.event.paused]
-        return paused + [f"{self._name(i)} is resumed" for i in self.event.resumed]
-
-    def _fetches(self) -> list[str]:
-        def one(fetch: ev.Fetch) -> str:
-            (first, number), *more = ((FROM[storey], end - start) for storey, (start, end) in fetch.parts.items())
-            others = "".join(f" and {n:,} from {where}" for where, n in more)
-            return f"{self._name(fetch.request)} fetches K/V of {_count(number, 'token')} from {first}{others}"
-
-        def in_short(rest: Sequence[ev.Fetch]) -> str:
-            return f"{len(rest)} more fetch K/V of {sum(fetch.end - fetch.start for fetch in rest):,} tokens"
-
-        return _each(self.event.fetched, one, in_short)
-
-    def _admissions(self) -> list[str]:
-        def one(entry: ev.Admission) -> str:
-            total = self._length(entry.request)
-            found = f"{entry.prefix_len} of {total}" if entry.prefix_len else f"none of {total}"
-            kind = "tokens" if entry.request in self.back else "prompt tokens"
-            again = " again" if entry.request in self.back else ""
-            return f"{self._name(entry.request)} is admitted{again} with {found} {kind} cached"
-
-        return _each(self.event.admitted, one, lambda rest: f"{len(rest)} more are admitted")
-
-    def _pass(self) -> list[str]:
-        event = self.event
-        if event.mode == ev.VERIFY:
-            return _each(event.batch, self._verified, self._verified_in_short)
-        if event.mode == ev.DECODE:
-            first = event.batch[0]
-            if len(event.batch) == 1:
-                return [
-                    f"{self._name(first.request)} computes position {first.start} in slot {first.slots[0]}"
-                    f"{self._sampled(first)}"
-                ]
-            slots = np.concatenate([from_runs(entry.slots) for entry in event.batch])
-            where = ", ".join(span(start, end - 1) for start, end in consecutive_runs(np.sort(slots))[:4])
-            return [f"{len(event.batch)} requests compute one token each, in slots {where}"]
-        return _each(
-            event.batch,
-            self._extended,
-            lambda rest: f"{len(rest)} more requests extend {sum(e.end - e.start for e in rest)} tokens",
-        )
-
-    def _verified(self, entry: ev.BatchEntry) -> str:
-        drafts, slots = entry.drafts or (), from_runs(entry.slots)
-        first, last = entry.start, entry.end - 1
-        place = f"slot{'s' * (len(slots) > 1)} " + ", ".join(
-            span(start, end - 1) for start, end in consecutive_runs(np.array(slots))[:4]
-        )
-        what = f"{self._name(entry.request)} computes position {first}"
-        if drafts:
-            what += f" and {_count(len(drafts), 'draft')} at {span(first + 1, last)}"
-        what += f" in {place}"
-        if not entry.tokens:
-            return what
-        how_many = {0: "none", len(drafts): "all"}.get(entry.accepted, str(entry.accepted))
-        taken = (
-            f", accepts {how_many} of them"
-            if len(drafts) > 1
-            else f", accepts {'it' if entry.accepted else 'no draft'}"
-        )
-        return what + taken * bool(drafts) + self._sampled(entry)
-
-    def _verified_in_short(self, rest: Sequence[ev.BatchEntry]) -> str:
-        drafted, accepted = sum(len(e.drafts or ()) for e in rest), sum(e.accepted for e in rest)
-        sampled = sum(len(e.tokens) for e in rest)
-        return (
-            f"{len(rest)} more requests check {_count(drafted, 'draft')}, accept {accepted} and sample "
-            f"{_count(sampled, 'token')}"
-        )
+    def _admission(self, entry: ev.Admission) -> str:
+        total, back = self._length(entry.request), entry.request in self._back
+        found = f"{entry.prefix_len or 'none'} of {total} {'' if back else 'prompt '}tokens cached"
+        return f"{self._name(entry.request)} is admitted{' again' * back} with {found}"
 
     def _extended(self, entry: ev.BatchEntry) -> str:
         what = f"{self._name(entry.request)} extends {_count(entry.end - entry.start, 'token')}"
-        total = self._length(entry.request)
-        if entry.end < total:
-            return f"{what} and leaves {total - entry.end} for later"
+        left = self._length(entry.request) - entry.end
+        return f"{what} and leaves {left} for later" if left > 0 else what + self._sampled(entry)
+
+    def _computed(self, entry: ev.BatchEntry) -> str:
+        drafts = entry.drafts or ()
+        what = f"{self._name(entry.request)} computes position {entry.start}"
+        if drafts:
+            what += f" and {_count(len(drafts), 'draft')} at {span(entry.start + 1, entry.end - 1)}"
+        what += f" in {_slots(from_runs(entry.slots))}"
+        if drafts and entry.tokens:
+            what += f", accepts {entry.accepted} of them"
         return what + self._sampled(entry)
 
     def _sampled(self, entry: ev.BatchEntry) -> str:
         if not entry.tokens:
             return ""
-        pieces = self.pieces.get(entry.request, {})
-        known = [
-            pieces.get(position, self.texts.get(token))
-            for position, token in enumerate(entry.tokens, self._length(entry.request))
-        ]
-        text = "".join(piece for piece in known if piece is not None)
+        pieces = self._pieces.get(entry.request, {})
+        positions = enumerate(entry.tokens, self._length(entry.request))
+        text = "".join(pieces.get(position, self._texts.get(token, "")) for position, token in positions)
         if len(entry.tokens) == 1:
             return f" and samples {_quoted(text) if text else f'token {entry.tokens[0]}'}"
         return f" and samples {_count(len(entry.tokens), 'token')}" + f": {_quoted(text)}" * bool(text)
 
-    def _ends(self, reasons: Sequence[str]) -> list[str]:
-        ended = [entry for entry in self.event.ended if entry.reason in reasons]
-        return _each(
-            ended,
-            lambda entry: f"{self._name(entry.request)} ends ({entry.reason})",
-            lambda rest: f"{len(rest)} more end",
-        )
+    def _ends(self, event: TraceEvent, reasons: Sequence[str]) -> list[str]:
+        ended = [entry for entry in event.ended if entry.reason in reasons]
+        return _each(ended, lambda entry: f"{self._name(entry.request)} ends ({entry.reason})")
 
     def _length(self, index: int) -> int:
         """Tokens of a request before the event."""
-        return self.known.get(index, len(self.trace.requests[index].prompt))
+        return self._lengths.get(index, len(self._requests[index].prompt))
 
     def _name(self, index: int) -> str:
-        return self.trace.requests[index].name
+        return self._requests[index].name
+
+
+def _tree_size(state: TraceState) -> int:
+    return sum(map(len, state.nodes.values()))
 
 
 def _splits(state: TraceState, event: TraceEvent) -> list[int]:
@@ -246,10 +167,18 @@ def _splits(state: TraceState, event: TraceEvent) -> list[int]:
     return splits
 
 
-def _each(entries: Sequence[T], one: Callable[[T], str], rest: Callable[[Sequence[T]], str]) -> list[str]:
+def _each(entries: Sequence[T], one: Callable[[T], str]) -> list[str]:
     """A clause for each of the first few entries, and one for the rest."""
     clauses = [one(entry) for entry in entries[: MOST if len(entries) > MOST + 1 else None]]
-    return clauses if len(clauses) == len(entries) else [*clauses, rest(entries[len(clauses) :])]
+    rest = len(entries) - len(clauses)
+    return [*clauses, f"so it is with {rest} more requests"] if rest else clauses
+
+
+def _slots(slots: Iterable[int]) -> str:
+    """`slot 3`, or `slots 3-7, 9`."""
+    numbers = np.sort(np.fromiter(slots, dtype=np.int64))
+    runs = ", ".join(span(start, end - 1) for start, end in consecutive_runs(numbers)[:4])
+    return f"slot{'s' * (len(numbers) > 1)} {runs}"
 
 
 def span(first: int, last: int) -> str:

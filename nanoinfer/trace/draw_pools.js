@@ -1,19 +1,25 @@
-// Draws slots, rows and tree: more methods of Drawings. Those who extend it say how many cells there are and who owns them
-// (`cellsToDraw`, `cellOwners`), and what a node says (`nodeText`, `nodeLabel`, `treeNote`, `slotNote`).
+// Draws slots, rows and tree of a frame: more methods of Page (draw.js).
 
 const MOST_CELLS = 4096; // of the slot map; if there are more slots, a cell stands for several
 const MOST_NODES = 80;
 
-Object.assign(Drawings.prototype, {
+Object.assign(Page.prototype, {
   // --- slots ---
+
+  /** How many slots are worth drawing: those that have ever been in use, rounded up, and all of a small pool. */
+  shownSlots() {
+    return Math.min(Math.max(512, 2 ** Math.ceil(Math.log2(this.replay.usedSlots))), this.engine.max_total_tokens);
+  },
 
   /** Lay out the cells for the available width, and about `mapHeight` pixels. */
   layOutSlots() {
     const { page_size: page } = this.engine;
-    const { count, group } = this.cellsToDraw();
+    const shown = this.shownSlots();
+    const group = Math.ceil(shown / MOST_CELLS);
+    const count = Math.ceil(shown / group);
     const room = $("#slots .grid").clientWidth - 40;
     const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
-    const height = this.mapHeight;
+    const height = matchMedia("(max-height: 640px)").matches ? 110 : 180;
     let cell = 18; // made smaller until the map fits
     let columns;
     do {
@@ -44,7 +50,9 @@ Object.assign(Drawings.prototype, {
 
   drawSlots(state) {
     const { cells, group } = this.grid;
-    const looks = this.cellOwners(state).map((owner) => `slot ${this.lookOf(state, owner)}`);
+    const owners = state.owners(cells.length * group);
+    const ofCell = group === 1 ? owners : cells.map((_, i) => mostFrequent(owners.slice(i * group, (i + 1) * group)));
+    const looks = ofCell.map((owner) => `slot ${this.lookOf(state, owner)}`);
     for (const [marked, mark] of [[state.fresh.evicted, " evicted"], [state.fresh.written, " written"]]) {
       for (const i of new Set([...marked].map((slot) => Math.floor(slot / group)))) {
         if (i < cells.length) looks[i] = looks[i].replace(" evicted", "") + mark;
@@ -54,8 +62,8 @@ Object.assign(Drawings.prototype, {
       if (cell.className !== looks[i]) cell.className = looks[i];
     });
     const counts = state.slotCounts();
-    const order = ["locked", "tree", ...state.running.map((req) => req.index), "other", "free"];
-    const names = { locked: "tree, locked", tree: "tree", other: "other requests", free: "free" };
+    const order = ["locked", "tree", ...state.running.map((req) => req.index), "free"];
+    const names = { locked: "tree, locked", tree: "tree", free: "free" };
     const shown = order.filter((owner) => counts.get(owner));
     fill($("#slots .bar"), ...shown.map((owner) => el("i", { class: this.lookOf(state, owner), style: `flex-grow: ${counts.get(owner)}` })));
     const entries = shown.map((owner) =>
@@ -68,7 +76,8 @@ Object.assign(Drawings.prototype, {
     fill($("#slots .legend"), ...entries);
     const counted = shown.map((owner) => `${typeof owner === "number" ? state.requests.get(owner).name : names[owner]} ${counts.get(owner)}`);
     $("#slots .grid").setAttribute("aria-label", `${state.size} slots: ${counted.join(", ")}`);
-    this.tell(this.slotNote(state));
+    const rest = state.size - this.shownSlots();
+    this.tell(`${group > 1 ? `A cell is ${group} slots. ` : ""}${rest ? `The other ${plural(rest, "slot")} have not been in use.` : ""}`);
   },
 
   tell(text) {
@@ -92,36 +101,36 @@ Object.assign(Drawings.prototype, {
         if (left-- > 0) children.push(branch(child));
         else hidden += 1;
       }
-      hidden += node.hidden ?? 0;
       if (hidden) children.push(el("div", { class: "branch", "data-key": "more" }, el("div", { class: "node more", text: `… ${hidden.toLocaleString("en")} more` })));
       const box = node.number ? this.nodeBox(node, state, users.get(node) ?? []) : el("div", { class: "node root", text: "root" });
       return el("div", { class: "branch", "data-key": node.number }, box, children.length ? el("div", { class: "children" }, ...children) : null);
     };
     fill($("#tree .branches"), branch(state.nodes.get(0)));
-    $("#tree .note").textContent = this.treeNote(state) || (state.nodes.size === 1 ? "The tree is empty." : "\u00a0");
+    const gone = state.fresh.removed.map((node) => `“${shortened(visible(this.nodeText(node)), 24, 10)}” (${plural(node.length, "token")})`);
+    const evicted = gone.length ? `Evicted now: ${gone.slice(0, 3).join(", ")}${gone.length > 3 ? ` and ${gone.length - 3} more` : ""}.` : "";
+    const empty = this.engine.disable_radix_cache ? "The radix cache is switched off." : state.nodes.size === 1 ? "The tree is empty." : "\u00a0";
+    $("#tree .note").textContent = evicted || empty;
   },
 
-  /** What a node's box is for those who use a keyboard: something that the focus can reach. */
-  nodeAttributes() {
-    return { tabindex: 0 };
+  /** What a node says; of a long one, its beginning and its end. */
+  nodeText({ key }) {
+    const shown = key.length > 120 ? [...key.slice(0, 60), ...key.slice(-60)] : key;
+    return shown.map((token) => this.textOf(token)).join("");
   },
 
   nodeBox(node, state, users) {
     const classes = ["node", node.lock ? "o-locked" : "o-tree"];
     if (state.fresh.nodes.has(node.number)) classes.push("fresh");
     if (state.fresh.splits.has(node.number)) classes.push("split");
-    const box = el("div", { class: classes.join(" "), "data-node": node.number, ...this.nodeAttributes(node) });
-    const [label, text] = [this.nodeLabel(node), this.nodeText(node)];
-    if (label !== null) box.append(el("small", { class: "key", text: label }));
+    const box = el("div", { class: classes.join(" "), "data-node": node.number, tabindex: 0 });
+    if (node.extraKey != null) box.append(el("small", { class: "key", text: `extra_key=${node.extraKey}` }));
     const tail = Math.floor(this.nodeChars / 3);
-    if (text !== null) box.append(el("b", { text: shortened(visible(text), this.nodeChars - tail - 1, tail) }));
+    box.append(el("b", { text: shortened(visible(this.nodeText(node)), this.nodeChars - tail - 1, tail) }));
     const parts = (...texts) => el("span", { class: "parts" }, ...texts.map((text) => el("span", { text })));
     box.append(parts(plural(node.length, "token"), `slots ${runsText(node.value, 1)}`));
     const uses = parts(`lock_ref ${node.lock}`, plural(node.hits, "hit"), `last use ${node.used}`);
     for (const req of users) uses.append(el("i", { class: `swatch ${req.look}`, title: req.name }));
     box.append(uses);
-    const kept = storeyWords(node.kept, "in");
-    if (kept) box.append(el("span", { class: "kept", text: `also kept: ${kept}` }));
     return box;
   },
 
@@ -148,39 +157,27 @@ Object.assign(Drawings.prototype, {
         const style = `flex-grow: ${run.length}`;
         return el("span", { class: `run ${run.look}`, "data-slots": `${run.start} ${run.length}`, style }, el("em", { text }));
       });
-      const left = state.slotsLeft?.(req) ?? 0; // that the state does not give
-      if (left > 0) parts.push(el("span", { class: "run more", text: `… ${plural(left, "more slot")}` }));
       return el(
         "div",
         { class: "row", "data-request": req.index },
         el("div", { class: "head" }, el("b", { text: `row ${req.row}` }), this.chip(req), el("small", { text: `seq_len ${req.kvLen}` })),
         el("div", { class: "runs" }, ...parts),
-        this.engine.storeys && !req.again ? this.originBar(req) : null,
       );
     });
-    const more = (state.numRunning ?? rows.length) - Math.min(rows.length, MOST_ROWS);
+    const more = rows.length - lines.length;
     if (more > 0) lines.push(el("p", { text: `… and ${plural(more, "more row")}` }));
     if (!rows.length) lines.push(el("p", { class: "none", text: `All ${this.engine.max_running_requests} rows are free.` }));
     fill($("#rows .list"), ...lines);
-  },
-
-  /** A row's tokens by where their K/V is from, as a bar and in words. */
-  originBar(req) {
-    const { device, host, disk } = origins(req);
-    const all = [
-      ["o-locked", "found in the pool", device],
-      ["o-host", "from host memory", host],
-      ["o-disk", "from files", disk],
-      ["p-decode", "computed", Math.max(req.kvLen - req.found, 0)],
-    ];
-    const parts = all.filter(([, , tokens]) => tokens > 0);
-    const bar = parts.map(([look, , tokens]) => el("i", { class: look, style: `flex-grow: ${tokens}` }));
-    const words = parts.map(([look, name, tokens]) => el("span", { class: "entry" }, el("i", { class: `swatch ${look}` }), `${name} ${tokens.toLocaleString("en")}`));
-    return el("div", { class: "origins" }, el("div", { class: "bar", "aria-hidden": "true" }, ...bar), el("p", { class: "legend" }, ...words));
   },
 });
 
 /** The length of the longest path of nodes below this one. */
 function depth(node) {
   return node.children.reduce((most, child) => Math.max(most, 1 + depth(child)), 0);
+}
+
+function mostFrequent(owners) {
+  const counts = new Map();
+  for (const owner of owners) counts.set(owner, (counts.get(owner) ?? 0) + 1);
+  return [...counts].reduce((best, entry) => (entry[1] > best[1] ? entry : best))[0];
 }

@@ -57,6 +57,12 @@ class TraceRequest:
     accepted_tokens: int = 0
     fetched: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """The request for `json.dump`, without empty fields."""
+        return {name: value for name, value in vars(self).items() if value not in ([], {}, None)} | {
+            "time": round(self.time, 6)
+        }
+
 
 class Admission(NamedTuple):
     """`request` got a row, and `prefix_len` of its tokens were found in the tree, on the path to `node`."""

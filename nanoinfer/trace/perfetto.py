@@ -28,18 +28,12 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
     entries.append(_name("process_name", REQUESTS, 0, "requests"))
     for index, request in enumerate(trace.requests):
         entries.append(_name("thread_name", REQUESTS, index + 1, request.name))
-        entries.append({"ph": "M", "name": "thread_sort_index", "pid": REQUESTS, "tid": index + 1,
-                     "args": {"sort_index": index}})  # fmt: skip
     for event, state in trace.states():
         if event.is_step:
             args: dict[str, Any] = {
                 "step": event.step,
-                "requests": len(event.batch),
                 "tokens": sum(entry.end - entry.start for entry in event.batch),
-                "admitted": len(event.admitted),
-                "retracted": len(event.retracted),
-                "paused": len(event.paused),
-                "ended": len(event.ended),
+                **{name: len(getattr(event, name)) for name in ("batch", "admitted", "retracted", "paused", "ended")},
             }
             if event.mode == ev.VERIFY:
                 args |= {"drafted": event.drafted, "accepted": event.accepted}
@@ -60,28 +54,24 @@ def trace_events(trace: TraceData) -> list[dict[str, Any]]:
             for name, value in counters.items()
         ]
     slices, marks = spans(trace)
-    found = {(event.step, entry.request): entry for event in trace.events for entry in event.admitted}
     for span in slices:
         args = {"steps": max(span.last - span.first + 1, 0)}
         if span.tokens:
             args |= {"step": span.first, "tokens": span.tokens, "sampled": span.sampled}
         if span.phase == ev.VERIFY.lower():
             args |= {"drafted": span.drafted, "accepted": span.accepted}
-        if (span.first, span.request) in found and span.phase == ev.EXTEND.lower():
-            args["found in the tree"] = found[span.first, span.request].prefix_len
         entries.append(_slice(REQUESTS, span.request + 1, span.phase, span.start, span.end, args))
-    entries += [_fetch(event, fetch) for event in trace.events for fetch in event.fetched]
-    for mark in marks:
-        entries.append({"ph": "i", "s": "t", "name": mark.reason, "cat": "request", "pid": REQUESTS,
-                     "tid": mark.request + 1, "ts": _microseconds(mark.time), "args": {"step": mark.step}})  # fmt: skip
+    for event in trace.events:
+        for fetch in event.fetched:  # how many tokens came from each storey
+            tokens = {storey: end - start for storey, (start, end) in fetch.parts.items()}
+            entries.append(_instant(fetch.request, "fetch", event.time, {"step": event.step, **tokens}))
+    entries += [_instant(mark.request, mark.reason, mark.time, {"step": mark.step}) for mark in marks]
     return entries
 
 
-def _fetch(event: ev.TraceEvent, fetch: ev.Fetch) -> dict[str, Any]:
-    """K/V came back from storeys: a mark on the request's track, with how many tokens came from each."""
-    args = {"step": event.step} | {storey: end - start for storey, (start, end) in fetch.parts.items()}
-    return {"ph": "i", "s": "t", "name": "fetch", "cat": "request", "pid": REQUESTS, "tid": fetch.request + 1,
-            "ts": _microseconds(event.time), "args": args}  # fmt: skip
+def _instant(request: int, name: str, time: float, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "i", "s": "t", "name": name, "cat": "request", "pid": REQUESTS, "tid": request + 1,
+            "ts": _microseconds(time), "args": args}  # fmt: skip
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

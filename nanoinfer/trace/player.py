@@ -1,9 +1,9 @@
 """Player: a trace as one self-contained HTML page that steps through the run and never loads anything from a network.
 
-The page is written by hand. player.html says what is where, drawings.css and player.css how it looks. The scripts are, in
-this order: draw_*.js (draw any state, also on the server's live page), player_state.js (rebuilds the state from the
-events), and player.js (draws what only a trace has; slider, keys, playback). This file puts them together, with the trace
-as JSON and the palette of nanoinfer.viz as CSS.
+The page is written by hand. player.html and panels.html say what is where, drawings.css how it looks. The scripts are, in
+this order: elements.js (what drawings are made with), state.js (rebuilds the state from the events), draw.js and
+draw_pools.js (draw a state), and player.js (slider, keys, playback). All but the last are the server's live page's, too.
+This file puts them together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
 """
 
 import html
@@ -16,7 +16,7 @@ from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
 from nanoinfer.trace.file import to_document
 
-SCRIPTS = ("draw_basics.js", "draw_pools.js", "player_state.js", "player.js")
+DRAWINGS = ("elements.js", "state.js", "draw.js", "draw_pools.js")  # scripts that the server's live page runs as well
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
 INLINE_HEIGHT = "clamp(520px, 100vh - 170px, 800px)"
 
@@ -37,11 +37,12 @@ class Player:
         parts = {
             "title": html.escape(self.title),
             "palette": palette_css(),
-            "css": _part("drawings.css") + _part("player.css"),
+            "panels": part("panels.html"),
+            "css": part("drawings.css"),
             "data": safe_json({"trace": to_document(self.trace), "said": said, "start": self.start}),
-            "script": "\n".join(map(_part, SCRIPTS)),
+            "script": "\n".join(map(part, (*DRAWINGS, "player.js"))),
         }
-        return filled(_part("player.html"), parts)
+        return filled(part("player.html"), parts)
 
     def save(self, path: str | Path) -> None:
         """Write the page. ValueError when `path` does not end in .html."""
@@ -58,13 +59,14 @@ class Player:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        from nanoinfer.trace.final import final_state
+        from nanoinfer.trace.timeline import timeline
 
         display({"text/html": self._repr_html_(), "text/plain": f"{self.title} (player)"}, raw=True)
         if len(self.trace):
-            display(final_state(self.trace))
+            display(timeline(self.trace, occupancy=True))
 
 
 @cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file of the page."""
     return files("nanoinfer.trace").joinpath(name).read_text(encoding="utf-8")

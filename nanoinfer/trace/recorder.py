@@ -10,17 +10,16 @@ step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.tokenizer import token_text
 from nanoinfer.scheduling.batch import Batch
-from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import engine_fields
 from nanoinfer.trace.trace import Trace
@@ -52,19 +51,43 @@ class Member(NamedTuple):
     drafts: list[int] | None
 
 
-class HasEngine(Protocol):
-    """Something that has an Engine: an LLM."""
+class Watched:
+    """Stands in place of a method of one object, and calls `around(original, ...)`. Several may lie around each other."""
 
-    @property
-    def engine(self) -> Engine: ...
+    def __init__(self, owner: Any, name: str, around: Call):
+        self._owner, self._name, self._around = owner, name, around
+        self.before: Call | None = vars(owner).get(name)
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._original, *args, **kwargs)
+
+    def _original(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return getattr(type(self._owner), self._name)(self._owner, *args, **kwargs)  # its class may change meanwhile
+
+    def undo(self) -> None:
+        """Take it away, from beneath others if need be. Where other code has wrapped it, it only passes calls on."""
+        above = vars(self._owner).get(self._name)
+        while isinstance(above, Watched) and above is not self and above.before is not self:
+            above = above.before
+        if above is not self:
+            if isinstance(above, Watched):
+                above.before = self.before
+        elif self.before is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self.before)
+        self._around = lambda original, *args, **kwargs: original(*args, **kwargs)
 
 
 @contextmanager
-def record(engine: Engine | HasEngine) -> Iterator[Trace]:
+def record(engine: Any) -> Iterator[Trace]:
     """Record what `engine` (or an LLM's engine) does inside the `with` block; the trace is complete when the block ends.
 
     The trace begins with a snapshot, so it may start in the middle of a run. Recording does not change any tokens. Read the
-    trace between steps. ValueError if `engine` is not an engine, or if it is already being recorded.
+    trace between steps. An engine may be recorded several times at once. ValueError if `engine` is not an engine.
     """
     recorder = Recorder(engine)
     try:
@@ -73,34 +96,18 @@ def record(engine: Engine | HasEngine) -> Iterator[Trace]:
         recorder.stop()
 
 
-def recorder_of(engine: Engine) -> "Recorder | None":
-    """The recorder that is attached to an engine."""
-    recorder: Recorder | None = getattr(engine._guard.around_step, "__self__", None)
-    return recorder
-
-
 class Recorder:
     """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does.
-
-    `gives_way`: whether another recorder that is to be attached stops this one. `began`: when, by the engine's clock.
-    `after_pass`: called with the engine after each pass, whoever makes the step; they must not raise.
+    An engine may have several. `began`: when, by the engine's clock.
     """
 
-    def __init__(self, engine: Engine | HasEngine, gives_way: bool = False):
+    def __init__(self, engine: Any):
         given, engine = engine, getattr(engine, "engine", engine)
         if not isinstance(engine, Engine):
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
-        if (there := recorder_of(engine)) is not None and there.gives_way:
-            there.stop()
-        elif there is not None:
-            raise ValueError(
-                "engine: is already being recorded (an LLM made with trace=True has its trace in llm.trace)"
-            )
         self._engine, self._clock = engine, engine._clock
-        self.gives_way: bool = gives_way
         self.began: float = self._clock()
-        self.after_pass: list[Callable[[Engine], object]] = []
-        self._undo: list[tuple[Any, str, Any, Any]] = []
+        self._watched: list[Watched] = []
         self._seen: dict[Req, Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
         self._pass: list[Member] | None = None
@@ -122,20 +129,13 @@ class Recorder:
 
     def stop(self) -> None:
         """Detach, and leave the engine as it was before. May be called more than once."""
-        if not self._undo:
+        if not self._watched:
             return
         with self._engine.turns.visit():
             self.settle()
-            for owner, name, ours, before in reversed(self._undo):
-                if vars(owner).get(name) is not ours:
-                    continue  # other code has wrapped it since; from now on, ours only passes calls on
-                if before is None:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, before)
-            self._undo.clear()
-            if self._engine._guard.around_step == self._around_step:
-                self._engine._guard.around_step = nullcontext
+            for watched in self._watched:
+                watched.undo()
+            self._watched.clear()
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
@@ -153,32 +153,18 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        engine._guard.around_step = self._around_step
-        self._watch(engine, "submit_all", self._on_submit)
-        self._watch(scheduler, "schedule", self._on_schedule)
-        self._watch(scheduler, "end", self._on_end)
-        self._watch(scheduler, "pause", self._on_pause)
-        self._watch(scheduler, "resume", self._on_resume)
+        watched: list[tuple[Any, str, Call]] = [
+            (engine._guard, "around_step", self._around_step),
+            (engine, "submit_all", self._on_submit),
+            (scheduler, "schedule", self._on_schedule),
+            (scheduler, "end", self._on_end),
+            (scheduler, "pause", self._on_pause),
+            (scheduler, "resume", self._on_resume),
+        ]
         if engine.cache.storey is not None:
-            self._watch(engine.cache.storey, "fetch", self._on_fetch)
+            watched.append((engine.cache.storey, "fetch", self._on_fetch))
+        self._watched += [Watched(*each) for each in watched]
         engine.radix_cache.observers.add(self._tree)
-
-    def _watch(self, owner: Any, name: str, around: Call) -> None:
-        """From now on, `owner.name(...)` calls `around(original, ...)`, only for this object."""
-        before = vars(owner).get(name)
-
-        @wraps(getattr(owner, name))
-        def original(
-            *args: Any, **kwargs: Any
-        ) -> Any:  # looked up at each call, because its class may change meanwhile
-            return before(*args, **kwargs) if before else getattr(type(owner), name)(owner, *args, **kwargs)
-
-        @wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs) if self._undo else original(*args, **kwargs)
-
-        setattr(owner, name, watched)
-        self._undo.append((owner, name, watched, before))
 
     def _take_snapshot(self) -> None:
         """Describe what is already there, in the form of events."""
@@ -186,13 +172,11 @@ class Recorder:
         unfinished = (*scheduler.running, *scheduler.waiting, *scheduler.paused)
         for req in sorted(unfinished, key=lambda req: req.ticket):
             seen = self._see(req)
-            if req.num_retractions and req.req_pool_idx is None:
-                self._event.retracted.append(seen.index)
             if req in scheduler.paused:
                 self._event.paused.append(seen.index)
-        for req in scheduler.running:
-            assert req.req_pool_idx is not None
-            seen = self._see(req)
+            if req.req_pool_idx is None:
+                self._event.retracted += [seen.index] if req.num_retractions else []
+                continue
             seen.node, seen.tree_len, seen.allocated_len = (
                 self._tree.number(req.last_node),
                 req.tree_len,
@@ -204,23 +188,20 @@ class Recorder:
     # --- the step ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _around_step(self) -> Iterator[None]:
-        self.settle()
+    def _around_step(self, around_step: Call) -> Iterator[None]:
+        self._close_event()
         self._in_step, self._pass = True, None
         self._open_event(ev.FAILED)
         try:
-            yield
+            with around_step():
+                yield
         except BaseException as error:
-            with uninterrupted():  # even if it was raised while handlers were let in
-                self._event.error = f"{type(error).__name__}: {error}"
-                self._finish_step()
+            self._event.error = f"{type(error).__name__}: {error}"
             raise
-        self._finish_step()
-
-    def _finish_step(self) -> None:
-        self._finish_pass()
-        self._in_step = False
-        self._open_event(ev.BETWEEN)
+        finally:
+            self._finish_pass()
+            self._in_step = False
+            self._open_event(ev.BETWEEN)
 
     def _finish_pass(self) -> None:
         event, members, self._pass = self._event, self._pass, None
@@ -242,9 +223,6 @@ class Recorder:
         else:
             event.step += 1
         self._close_event()
-        if members is not None:
-            for look in self.after_pass:
-                look(self._engine)
 
     def _on_schedule(self, schedule: Call) -> Batch | None:
         if self._pass:  # this step has made a pass already
@@ -369,7 +347,6 @@ class Recorder:
         """Add the event to the trace, unless nothing has happened in it."""
         event = self._event
         event.tree, event.nodes = self._tree.take()
-        blank = ev.TraceEvent(event.step, event.mode, event.time, event.seconds)
-        if event.is_step or event.mode == ev.START or event != blank:
+        if event.is_step or event.mode == ev.START or any(type(each) is list and each for each in vars(event).values()):
             event.free = self._engine.cache.token_to_kv_pool.available_size()
             self.trace.add_event(event)

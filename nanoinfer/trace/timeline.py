@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from nanoinfer.trace import events as ev
@@ -46,40 +45,30 @@ def timeline(
     *,
     title: str | None = None,
     caption: str | None = None,
+    last: int | None = None,
     steps: int | None = None,
     labels: Mapping[int, str] | None = None,
-    **options: Any,
+    highlight: int | None = None,
+    occupancy: bool = False,
 ) -> Picture:
     """`viz.timeline`, which documents the options and the errors."""
     sheet = Sheet(title, "Requests over steps", caption=caption)
-    return sheet.picture(draw_timeline(sheet, trace, width=steps, names=labels or {}, **options))
-
-
-def draw_timeline(
-    sheet: Sheet,
-    trace: TraceData,
-    last: int | None = None,
-    width: int | None = None,
-    names: Mapping[int, str] = MappingProxyType({}),
-    highlight: int | None = None,
-    occupancy: bool = False,
-) -> str:
-    """`timeline` on a sheet; returns its alt text. `width`: its `steps`."""
-    steps = [event for event in trace.events if event.is_step]
-    if not steps:
+    names = labels or {}
+    shown_steps = [event for event in trace.events if event.is_step]
+    if not shown_steps:
         raise ValueError("trace: has no steps yet")
-    steps = steps[-last:] if last is not None else steps
-    first_step, last_step = steps[0].step, steps[-1].step
+    shown_steps = shown_steps[-last:] if last is not None else shown_steps
+    first_step, last_step = shown_steps[0].step, shown_steps[-1].step
     drawn, marks = spans(trace)
     drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= first_step]
     marks = [mark for mark in marks if mark.step >= first_step]
     lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
 
-    labels = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
-    x0 = sheet.left + max(map(text_width, [*labels, "slots in use" if occupancy else "pass"])) + 12
+    lane_names = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
+    x0 = sheet.left + max(map(text_width, [*lane_names, "slots in use" if occupancy else "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
-    low, high = first_step - 0.5, last_step + 0.5 + (width - len(steps) if width is not None else 0)
+    low, high = first_step - 0.5, last_step + 0.5 + (steps - len(shown_steps) if steps is not None else 0)
     scale = (x1 - x0) / (high - low)
 
     def place(value: float) -> float:
@@ -88,18 +77,18 @@ def draw_timeline(
     def ends(span: Span) -> tuple[float, float]:
         return place(span.first - 0.5), place(span.last + 0.5)
 
-    where = {e.step: (place(e.step - 0.5), place(e.step + 0.5)) for e in steps}
+    where = {e.step: (place(e.step - 0.5), place(e.step + 0.5)) for e in shown_steps}
     used = _occupancy(sheet, trace, where, x0) if occupancy else ""
     _axis(sheet, place, low, high)
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
-    for event in steps:
+    for event in shown_steps:
         begin, end = where[event.step]
         style = PHASE_STYLES.get(event.mode.lower())
-        edge = "#ffffff" if (x1 - x0) / (width or len(steps)) > 5 else None
+        edge = "#ffffff" if (x1 - x0) / (steps or len(shown_steps)) > 5 else None
         sheet.rect(begin, sheet.y, end - begin, 10, style, edge=edge, name=f"pass {event.step}")
     sheet.y += 18
     height = 20.0 if len(shown) <= 12 else 15.0 if len(shown) <= 22 else 11.0
-    for i, label in zip(shown, labels, strict=True):
+    for i, label in zip(shown, lane_names, strict=True):
         marked = i is not None and lanes[i] == highlight
         colour = ROLES["highlight"].face if marked else INK if i is not None else MUTED
         weight = "bold" if marked else "normal"
@@ -115,12 +104,12 @@ def draw_timeline(
         sheet.y += height + (6 if height > 12 else 3)
     sheet.y += 4
     present = [phase for phase in PHASES if any(span.phase == phase and span.last >= span.first for span in drawn)]
-    if any(event.mode == ev.FAILED for event in steps):
+    if any(event.mode == ev.FAILED for event in shown_steps):
         present.append(FAILED)
     sheet.legend([(PHASE_STYLES[phase], WORDS.get(phase, phase)) for phase in present])
     numbers = "tokens extended in a pass" + (", tokens that a verify gave" if VERIFY in present else "")
     sheet.caption(f"Numbers: {numbers}.  ✓: finished (stop, length).  ✕: ended in another way.", size=SMALL)
-    return _alt(trace, steps, drawn, marks, lanes, names) + used
+    return sheet.picture(_alt(trace, shown_steps, drawn, marks, lanes, names) + used)
 
 
 def _axis(sheet: Sheet, place: Place, low: float, high: float) -> None:
@@ -178,52 +167,35 @@ def _alt(
     kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ev.STEPS if mode in modes)
     drafted, accepted = (sum(getattr(event, name) for event in steps) for name in ("drafted", "accepted"))
     kinds += f" ({accepted} of {count(drafted, 'draft')} accepted)" if drafted else ""
-    say = _request_alt if len(lanes) <= IN_FULL else _request_in_short
-    each = [f"{names.get(i, trace.requests[i].name)} {say(drawn, marks, i)}" for i in lanes[:IN_SHORT]]
+    each = [
+        f"{names.get(i, trace.requests[i].name)} {_request_alt(drawn, marks, i, len(lanes) <= IN_FULL)}"
+        for i in lanes[:IN_SHORT]
+    ]
     which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
     listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
     return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
 
 
-def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
-    steps, extends = _counted(drawn, index)
-    parts = [f"waits {count(steps[WAITING], 'step')}"] if steps[WAITING] else []
-    if extends:
-        parts.append(f"extends {' + '.join(extends)}")
-    if steps[DECODE]:
-        parts.append(f"decodes {steps[DECODE]}")
-    if steps[VERIFY]:
-        lane = [span for span in drawn if span.request == index and span.phase == VERIFY]
-        drafted, accepted = (sum(getattr(span, name) for span in lane) for name in ("drafted", "accepted"))
-        parts.append(f"verifies {steps[VERIFY]} ({accepted} of {count(drafted, 'draft')} accepted)")
-    if steps[IDLE]:
-        parts.append(f"is idle for {count(steps[IDLE], 'step')}")
-    if steps[RETRACTED]:
-        parts.append(f"is retracted for {count(steps[RETRACTED], 'step')}")
-    if steps[PAUSED]:
-        parts.append(f"is paused for {count(steps[PAUSED], 'step')}")
-    parts += [f"{mark.reason} after step {mark.step}" for mark in marks if mark.request == index]
-    return " · ".join(parts)
-
-
-def _request_in_short(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
-    steps, extends = _counted(drawn, index)
-    parts = [f"waits {steps[WAITING]}"] if steps[WAITING] else []
-    if extends:
-        parts.append(f"extends {'+'.join(extends)}")
-    if steps[RETRACTED]:
-        parts.append(f"retracted {steps[RETRACTED]}")
-    if steps[PAUSED]:
-        parts.append(f"paused {steps[PAUSED]}")
-    parts += [f"{mark.reason} at {mark.step}" for mark in marks if mark.request == index]
-    return " · ".join(parts)
-
-
-def _counted(drawn: Sequence[Span], index: int) -> tuple[dict[str, int], list[str]]:
-    """A request's number of steps in each phase, and the tokens of each of its extends."""
+def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int, in_full: bool) -> str:
     lane = [span for span in drawn if span.request == index]
     steps = {phase: sum(span.last - span.first + 1 for span in lane if span.phase == phase) for phase in PHASES}
-    return steps, [str(span.tokens) for span in lane if span.phase == EXTEND]
+    extends = [str(span.tokens) for span in lane if span.phase == EXTEND]
+    if in_full:
+        drafted, accepted = (sum(getattr(span, name) for span in lane) for name in ("drafted", "accepted"))
+        said = {
+            WAITING: f"waits {count(steps[WAITING], 'step')}",
+            EXTEND: f"extends {' + '.join(extends)}",
+            DECODE: f"decodes {steps[DECODE]}",
+            VERIFY: f"verifies {steps[VERIFY]} ({accepted} of {count(drafted, 'draft')} accepted)",
+            IDLE: f"is idle for {count(steps[IDLE], 'step')}",
+            RETRACTED: f"is retracted for {count(steps[RETRACTED], 'step')}",
+            PAUSED: f"is paused for {count(steps[PAUSED], 'step')}",
+        }
+    else:
+        said = {WAITING: f"waits {steps[WAITING]}", EXTEND: f"extends {'+'.join(extends)}"}
+        said |= {phase: f"{phase} {steps[phase]}" for phase in (RETRACTED, PAUSED)}
+    ends = [f"{mark.reason} {'after step' if in_full else 'at'} {mark.step}" for mark in marks if mark.request == index]
+    return " · ".join([*(words for phase, words in said.items() if steps[phase]), *ends])
 
 
 def _occupancy(sheet: Sheet, trace: TraceData, steps: Mapping[int, tuple[float, float]], x0: float) -> str:

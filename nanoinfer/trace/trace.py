@@ -25,8 +25,7 @@ class Trace(TraceData):
 
     def __repr__(self) -> str:
         modes = [event.mode for event in self.events]
-        kinds = f"{modes.count(ev.EXTEND)} EXTEND, {modes.count(ev.DECODE)} DECODE"
-        kinds += f", {modes.count(ev.VERIFY)} VERIFY" if ev.VERIFY in modes else ""
+        kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ev.STEPS if mode in modes)
         return f"<Trace: {self.num_steps} steps ({kinds}), {len(self.requests)} requests>"
 
     def describe(self, step: int | None = None) -> str:
@@ -47,12 +46,12 @@ class Trace(TraceData):
         return Player(self, title)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON: format "nanoinfer trace", version 2, or 3 with storeys (see file.py)."""
+        """Write it as JSON (see file.py)."""
         file.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
-        """Read what `save` wrote. ValueError says what is wrong with the file, down to the event."""
+        """Read what `save` wrote. ValueError says what is wrong with the file."""
         return file.load(path, cls)
 
     def to_perfetto(self, path: str | Path) -> None:

@@ -73,7 +73,7 @@ def letters(free: bool = True, **settings: Any) -> Any:
 def opened(browser: webdriver.Chrome, url: str) -> webdriver.Chrome:
     """The page, when it has drawn its first frame."""
     browser.get(f"{url}/")
-    shows(browser, "live.history.frames.length > 0 && document.querySelector('.slot') !== null")
+    shows(browser, "live.Live.page?.state !== null && document.querySelector('.slot') !== null")
     return browser
 
 

@@ -1,319 +1,245 @@
-"""The live page's feed: it costs little, nothing while nobody watches, and slow readers lose frames, never memory."""
+"""The live page's feed: its messages are a trace of the engine, secret where prompts are; nobody watches, nothing runs."""
 
 import asyncio
 import json
 import logging
-from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nanoinfer import AsyncEngine
-from nanoinfer.server.live.feed import EventStream, FeedEndedError
-from nanoinfer.server.live.limits import Limits
-from nanoinfer.server.live.request_view import StepNotes
-from nanoinfer.server.live.texts import UNREADABLE
-from nanoinfer.trace.recorder import recorder_of
-from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine
-from tests.helpers.fakes import counted_calls
-from tests.helpers.live import Client, SteppedFeed, merged, next_frame, read_frame, with_feed
-from tests.helpers.waiting import HANG_S, until_async
-
-# --- while nobody watches ---------------------------------------------------------------------------------------------
+from nanoinfer import AsyncEngine, Engine, SamplingParams
+from nanoinfer.server.live import feed as feeds
+from nanoinfer.server.live import recording
+from nanoinfer.server.live.feed import Feed
+from nanoinfer.server.live.recording import Recording
+from nanoinfer.trace import Trace, record
+from tests.helpers.async_engines import gated
+from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine, serve
+from tests.helpers.traces import assert_same
+from tests.helpers.waiting import run, until_async
 
 
-def test_without_watchers_nothing_is_looked_at_or_noted() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
+def read(messages: bytes) -> dict[str, Any]:
+    """What a page has after these messages, as in a file."""
+    document: dict[str, Any] = {}
+    for line in messages.decode().splitlines():
+        if not line.startswith("data: ") or (message := json.loads(line.removeprefix("data: "))) == {}:
+            continue
+        if "engine" in message:
+            document = {"texts": {}, "pieces": {}, "requests": [], "events": []}
+        for name, value in message.items():
+            if name in ("requests", "events"):
+                document[name] += value
+            else:
+                document[name] = {**document[name], **value} if name in ("texts", "pieces") else value
+    return document
+
+
+class Taped:
+    """An engine, and all messages of a recording of it."""
+
+    def __init__(self, engine: Engine, show_prompts: bool = True):
+        self._recording, self.messages = Recording(engine, show_prompts, {"about": 1}), b""
+
+    def trace(self, folder: Path) -> Trace:
+        """What somebody who saves the page's trace and opens it gets now."""
+        news = self._recording.take()
+        if any(news):
+            self.messages += self._recording.message(*news)
+        (folder / "trace.json").write_text(json.dumps(read(self.messages)))
+        return Trace.load(folder / "trace.json")
+
+
+# --- what the messages say --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"drafter": "ngram"}, {"host_cache_tokens": 128}])
+def test_the_messages_are_a_trace_of_what_the_engine_has(options: dict[str, Any], tmp_path: Path) -> None:
+    engine = make_engine(rows=3, slots=96, chunked_prefill_size=5, adaptive_drafts=False, **options)
+    serve(engine, "abcdef", max_new_tokens=3)
+    taped = Taped(engine)
+    with record(engine) as whole:
+        for i, prompt in enumerate(("abcdefgh", "abcxyz", "abcdqr", "zzzzzzzz", "abcdefghijk", "klm") * 2):
+            params = SamplingParams(max_new_tokens=9, temperature=float(i % 2), seed=1, n=1 + i % 2)
+            engine.add_request(prompt, params, extra_key=[None, "a"][i % 2])
+            if i == 4:
+                engine.pause(next(iter(engine.open_requests.groups)))
+            if i == 8:
+                engine.flush_cache()
+            for _ in range(3):
+                engine.step()
+            assert_same(taped.trace(tmp_path), engine)
+    trace = taped.trace(tmp_path)
+    assert [trace.text(i) for i in range(len(trace.requests))] == [whole.text(i) for i in range(len(whole.requests))]
+    assert read(taped.messages)["about"] == {"about": 1}
+
+
+class ByteTokenizer(LetterTokenizer):
+    """A token is a byte; 1, 2 and 3 are those of the euro's sign."""
+
+    def decode(self, token_ids: Any, **options: Any) -> str:
+        return bytes(b"\0\xe2\x82\xac"[token] if token < 4 else token for token in token_ids).decode(errors="replace")
+
+
+def test_a_character_of_several_tokens_is_whole_though_they_come_one_by_one(tmp_path: Path) -> None:
+    engine = make_engine(tokenizer=ByteTokenizer())
+    taped = Taped(engine)
+    engine.add_request([97, 1], greedy(2))  # which is continued with 2 and 3
+    while engine.has_unfinished():
+        engine.step()
+        trace = taped.trace(tmp_path)
+    assert trace.text(0) == "a€"
+
+
+def hidden(prompts: tuple[str, ...], key: str, tmp_path: Path) -> bytes:
+    """The messages of a run with drafts and a step that fails, whose error quotes a prompt."""
+    engine = make_engine(slots=96, drafter="ngram", adaptive_drafts=False, clock=Clock())
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(6), extra_key=key)
+    engine.step()
+    engine.step()
+    taped = Taped(engine, show_prompts=False)  # it begins with outputs
+    model = engine.model_runner.model
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError(prompts[0])
+
+    engine.model_runner.model = fail
+    with pytest.raises(RuntimeError):
+        engine.step()
+    engine.model_runner.model = model
+    serve(engine, prompts[1], max_new_tokens=4)
+    assert {event.error for event in taped.trace(tmp_path).events} == {None, "RuntimeError"}
+    return taped.messages
+
+
+def test_without_show_prompts_not_a_byte_depends_on_what_was_written(tmp_path: Path) -> None:
+    one = hidden(("abcdef", "abcxyz"), "secret", tmp_path)
+    assert one == hidden(("ghijkl", "ghiopq"), "other", tmp_path)
+    assert b'"key 1"' in one
+
+
+def test_without_show_prompts_drafts_are_accepted_as_they_were(tmp_path: Path) -> None:
+    engine = make_engine(slots=96, drafter="ngram", adaptive_drafts=False)
+    taped = Taped(engine, show_prompts=False)
+    with record(engine) as shown:
+        for prompt in ("abcabcabc", "abcdefabcxyzabc"):
+            serve(engine, prompt, max_new_tokens=8)
+    trace = taped.trace(tmp_path)
+    accepted = [[event.accepted for event in each.events if event.is_step] for each in (trace, shown)]
+    assert accepted[0] == accepted[1]
+    assert sum(event.drafted - event.accepted for event in shown.events) > 0
+    assert {token for request in trace.requests for token in request.prompt} == {0}
+    assert trace.text(0) == "□" * 17
+
+
+# --- who watches ------------------------------------------------------------------------------------------------------
+
+Test = Callable[[Feed, AsyncEngine, Any], Awaitable[None]]
+
+
+def with_feed(test: Test) -> None:
+    async def body() -> None:
+        engine, _ = gated()
+        async with AsyncEngine(engine) as front:
+            settings = SimpleNamespace(show_prompts=False)
+            service: Any = SimpleNamespace(engine=front, settings=settings, is_ending=asyncio.Event())
+            feed = Feed(service, {})
+            await test(feed, front, service)
+            service.is_ending.set()
+            await until_async(lambda: feed._task is None)
+
+    run(body)
+
+
+async def read_until(
+    stream: AsyncIterator[bytes], condition: Callable[[dict[str, Any]], bool], messages: bytes = b""
+) -> bytes:
+    """These messages, and those of a stream until what a page has fulfils a condition."""
+    async for part in stream:
+        messages += part
+        if condition(read(messages)):
+            return messages
+    raise AssertionError("the stream has ended")
+
+
+def ended(requests: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda page: sum(len(event.get("ended", ())) for event in page["events"]) == requests
+
+
+def test_it_records_only_while_somebody_watches() -> None:
+    async def test(feed: Feed, front: AsyncEngine, _: Any) -> None:
+        core = front.llm
+        owners = (core, core.scheduler, core._guard)  # type: ignore[attr-defined]
+        before = [dict(vars(owner)) for owner in owners]
         await front.generate("abc", greedy(3))
-        assert (recorder_of(front.llm), feed.pauses, feed._task) == (None, [], None)
-        watcher = feed.join()
-        await feed.started()
-        assert recorder_of(front.llm) is not None
-        feed.leave(watcher)
-        await feed.look()
-        while feed._task is not None:
-            await asyncio.sleep(0)
-        assert recorder_of(front.llm) is None
-        assert not feed.view.requests.seen
-        await front.generate("abc", greedy(3))
-        assert feed.view.notes.take() == ({}, {})
+        assert (feed._task, feed._messages) == (None, [])
+        stream = feed.stream()
+        assert read(await anext(stream))["requests"] == []
+        await stream.aclose()
+        await until_async(lambda: [dict(vars(owner)).keys() for owner in owners] == [old.keys() for old in before])
+        await until_async(lambda: (feed._task, feed._messages) == (None, []))
 
-    with_feed(test)()
+    with_feed(test)
 
 
-def test_a_watcher_after_a_break_gets_a_whole_new_state() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        first = feed.join()
-        assert (await next_frame(first))["number"] == 0
-        feed.leave(first)
-        while feed._task is not None:
-            await feed.look()
-        await front.generate("abc", greedy(3))
-        again = await next_frame(feed.join())
-        assert (again["number"], again["key"]) == (1, True)
-        assert again["state"]["counts"]["finished"] == 1
-
-    with_feed(test)()
-
-
-# --- frames -----------------------------------------------------------------------------------------------------------
-
-
-def test_frames_add_up_to_what_a_newcomer_gets() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        frame = await next_frame(watcher)
-        assert frame["key"]
-        assert frame["about"]["about"] == 1
-        state, frame_about = frame["state"], frame["about"]
+def test_all_who_watch_get_the_same_whenever_they_come_and_however_slowly_they_read() -> None:
+    async def test(feed: Feed, front: AsyncEngine, _: Any) -> None:
+        first, slow = feed.stream(), feed.stream()
+        beginning = [await anext(first), await anext(slow)]
         for prompt in ("abc", "abcdef", "xyz"):
             await front.generate(prompt, greedy(3))
-            await feed.look()
-            frame = await next_frame(watcher)
-            assert set(frame) == {"number", "state"}
-            state = merged(state, frame["state"])
-        newcomer = await next_frame(feed.join())
-        assert newcomer == {"number": 3, "key": True, "about": frame_about, "state": state}
+        followed = await read_until(first, ended(3), beginning[0])
+        late = feed.stream()
+        assert beginning[1] + await anext(slow) == await anext(late) == followed
+        for stream in (first, slow, late):
+            await stream.aclose()
+        assert feed.watchers == 0
 
-    with_feed(test)()
+    with_feed(test)
 
 
-def test_who_misses_frames_gets_the_whole_state_and_the_others_do_not() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        slow, quick = feed.join(), feed.join()
-        await next_frame(slow)
-        await next_frame(quick)
-        for _ in range(3):
-            await front.generate("abc", greedy(3))
-            await feed.look()
-            assert "key" not in await next_frame(quick)
-        frame = await next_frame(slow)
-        assert (frame["number"], frame["key"]) == (3, True)
+def test_a_full_recording_begins_anew_also_for_those_who_read_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_STEPS", 3)
+
+    async def test(feed: Feed, front: AsyncEngine, _: Any) -> None:
+        quick, slow = feed.stream(), feed.stream()
+        beginning = await anext(quick)
+        await anext(slow)
         await front.generate("abc", greedy(3))
-        await feed.look()
-        assert "key" not in await next_frame(slow), "it follows again"
+        await read_until(quick, lambda page: "tree" in page["events"][0], beginning)
+        part = read(await anext(slow))
+        assert part["events"][0]["mode"] == "START"
+        assert part["requests"] == [], "what has ended is in the recording before"
+        for stream in (quick, slow):
+            await stream.aclose()
 
-    with_feed(test)()
-
-
-def test_looks_are_rare_and_take_a_small_share_of_the_engines_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("nanoinfer.server.live.view.time", SimpleNamespace(thread_time=clock))
-    monkeypatch.setattr("nanoinfer.server.live.feed.time", SimpleNamespace(perf_counter=clock, thread_time=clock))
-
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        look, publish = feed.view._map, feed._publish
-
-        def slow_map() -> Any:
-            clock.now += 0.04
-            return look()
-
-        def slow_publish(state: Any) -> None:
-            clock.now += 0.01
-            publish(state)
-
-        feed.join()
-        await feed.started()
-        feed.view._map, feed._publish = slow_map, slow_publish  # type: ignore[method-assign]
-        await feed.look()
-        assert feed.pauses == [0.1, pytest.approx(5)]  # 10 per second; 0.04 and 0.01 s are a hundredth of 5 s
-
-    with_feed(test)()
+    with_feed(test)
 
 
-# --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def test_watchers_are_sent_away_when_the_server_ends() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        await next_frame(watcher)
-        feed.is_over = True
-        feed._go.release()
-        with pytest.raises(FeedEndedError):
-            await watcher.next(HANG_S)
-        with pytest.raises(FeedEndedError):
-            feed.join()
-        assert recorder_of(front.llm) is None, "the engine may outlive its server"
-
-    with_feed(test)()
-
-
-def test_a_failure_ends_the_feed_but_no_request_and_the_next_watcher_starts_anew(
-    caplog: pytest.LogCaptureFixture,
+def test_a_failure_ends_the_feed_but_no_request_and_whoever_comes_back_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        await next_frame(watcher)
-        real, feed.view._map = feed.view._map, lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-        with caplog.at_level(logging.ERROR):
-            feed._go.release()
-            with pytest.raises(FeedEndedError):
-                await watcher.next(HANG_S)
+    async def test(feed: Feed, front: AsyncEngine, _: Any) -> None:
+        stream = feed.stream()
+        with caplog.at_level(logging.ERROR), monkeypatch.context() as patch:
+            patch.setattr(feeds.Recording, "take", lambda self: 1 / 0)
+            assert await anext(stream) == b"event: end\ndata: {}\n\n"
         assert "the live page's feed failed" in caplog.text
         assert (await front.generate("abc", greedy(2))).text == "de"
-        feed.view._map = real  # type: ignore[method-assign]
-        assert (await next_frame(feed.join()))["key"]
+        assert read(await anext(feed.stream()))["events"][0]["mode"] == "START"
 
-    with_feed(test)()
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
+    with_feed(test)
 
 
-def test_where_prompts_are_shown_frames_have_the_beginning_and_the_end_of_each_text() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher = feed.join()
-        await next_frame(watcher)
-        await front.generate("abc" + "-" * 40 + "xyz", greedy(2))
-        await feed.look()
-        state = (await next_frame(watcher))["state"]
-        (request,) = state["requests"].values()
-        assert (request["prompt_text"], request["output_text"]) == ("abc----- … -----xyz", "{|")
-        assert [fields["text"] for fields in state["nodes"].values() if "text" in fields] == ["abc----- … ----xyz{"]
+def test_the_end_of_the_server_ends_it() -> None:
+    async def test(feed: Feed, front: AsyncEngine, service: Any) -> None:
+        stream = feed.stream()
+        await anext(stream)
+        service.is_ending.set()
+        assert await anext(stream) == b"event: end\ndata: {}\n\n"
 
-    with_feed(test, Limits(characters=16, node_tokens=16, prompt_tokens=16), show_prompts=True)()
-
-
-def test_a_tokenizer_that_fails_costs_a_text_and_nothing_else() -> None:
-    class Broken(LetterTokenizer):
-        def decode(self, *args: Any, **kwargs: Any) -> str:
-            raise RuntimeError("broken")
-
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        await front.generate("abc", greedy(2))
-        frame = await next_frame(feed.join())
-        assert frame["state"]["nodes"]["1"]["text"] == UNREADABLE
-
-    with_feed(test, show_prompts=True, tokenizer=Broken())()
-
-
-# --- over HTTP --------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_that_reads_nothing_for_too_long_is_dropped() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        client = Client()
-        client.takes.release()  # it takes the headers, and then nothing
-        await EventStream(feed, feed.limits)({}, client.receive, client.send)  # type: ignore[arg-type]
-        assert [message["type"] for message in client.messages] == ["http.response.start"]
-        assert not feed._watchers
-
-    with_feed(test, Limits(send_seconds=0.01))()
-
-
-def test_one_watcher_too_many_is_told_so() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        watcher, client = feed.join(), Client()
-        client.takes = asyncio.Semaphore(9)
-        await EventStream(feed, feed.limits)({"type": "http"}, client.receive, client.send)  # type: ignore[arg-type]
-        start, body = client.messages
-        assert start["status"] == 503
-        assert (b"retry-after", b"1") in start["headers"]
-        assert json.loads(body["body"])["error"]["code"] == "too_many_watchers"
-        feed.leave(watcher)
-        feed.join()
-
-    with_feed(test, Limits(watchers=1))()
-
-
-# --- what it costs, and a classroom ------------------------------------------------------------------------------------
-
-
-def test_frames_are_encoded_when_one_is_due_and_once_for_all_watchers() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        encoded, looks = [], []
-        encode, look = feed._encode, feed.view.look
-        feed._encode = lambda fields: (encoded.append(1), encode(fields))[1]  # type: ignore[method-assign]
-        feed.view.look = lambda engine: (looks.append(1), look(engine))[1]  # type: ignore[method-assign]
-        watchers = [feed.join() for _ in range(30)]
-        await asyncio.gather(*(watcher.next(HANG_S) for watcher in watchers))
-        assert (len(encoded), len(looks)) == (2, 1), "the changes, and the whole state"
-        await front.generate("abc", greedy(20))
-        assert (len(encoded), len(looks)) == (2, 1), "twenty passes, and none of them is a frame"
-        await feed.look()
-        await asyncio.gather(*(watcher.next(HANG_S) for watcher in watchers))
-        assert (len(encoded), len(looks)) == (3, 2)
-
-    with_feed(test)()
-
-
-def test_a_pass_like_the_last_one_is_noted_without_a_look_at_its_requests() -> None:
-    def calls(streams: int) -> int:
-        engine, notes = make_engine(rows=streams, slots=512), StepNotes()
-        for i in range(streams):
-            engine.add_request([i + 1, 2], greedy(9))
-        for _ in range(3):
-            engine.step()
-            notes.after_pass(engine)
-        with counted_calls() as counted:
-            notes.after_pass(engine)
-        return sum(counted.values())
-
-    assert calls(16) == calls(1)
-
-
-def test_the_first_pass_after_a_frame_is_noted_though_it_is_like_the_last_one() -> None:
-    engine, notes = make_engine(), StepNotes()
-    engine.add_request([1, 2], greedy(9))
-    for _ in range(3):
-        engine.step()
-        notes.after_pass(engine)
-    passes, kinds = notes.take()
-    assert (passes, [*kinds.values()]) == ({"EXTEND": 1, "DECODE": 2}, ["EXTEND"])
-    engine.step()
-    notes.after_pass(engine)
-    passes, kinds = notes.take()
-    assert (passes, [*kinds.values()]) == ({"DECODE": 1}, ["DECODE"])
-
-
-ROUNDS = 12
-
-
-def drawn(bodies: list[bytes]) -> dict[str, Any]:
-    """The state that a page shows after these events; each must follow what the page has."""
-    state: dict[str, Any] = {}
-    number = -1
-    for frame in map(read_frame, bodies):
-        assert frame["number"] > number
-        assert frame.get("key") or frame["number"] == number + 1
-        state, number = frame["state"] if frame.get("key") else merged(state, frame["state"]), frame["number"]
-    return state
-
-
-def test_thirty_clients_of_which_ten_are_slow_end_with_the_same_picture() -> None:
-    async def test(feed: SteppedFeed, front: AsyncEngine) -> None:
-        quick, slow = [Client() for _ in range(20)], [Client() for _ in range(10)]
-        streams = [client.watch(feed, feed.limits) for client in (*quick, *slow)]
-        for client in (*quick, *slow):
-            client.takes.release()  # the headers
-        await feed.started()
-        for number in range(ROUNDS):
-            for client in quick:
-                client.takes.release()
-            if number % 5 == 0:
-                for client in slow:
-                    client.takes.release()
-            await until_async(lambda number=number: all(len(client.bodies) == number + 1 for client in quick))
-            if number < ROUNDS - 1:
-                await front.generate("abc" + "xyz"[: number % 4], greedy(1 + number % 3))
-                await feed.look()
-        for client in slow:
-            for _ in range(ROUNDS):
-                client.takes.release()
-        last = feed.number
-        await until_async(
-            lambda: all(read_frame(client.bodies[-1])["number"] == last for client in slow if client.bodies)
-        )
-        newcomer = (await next_frame(feed.join()))["state"]
-        assert newcomer["counts"]["finished"] == front.llm.stats().finished == ROUNDS - 1
-        assert all(drawn(client.bodies) == newcomer for client in (*quick, *slow))
-        assert all(len(client.bodies) < ROUNDS / 2 for client in slow), "what they missed was never kept for them"
-        assert Counter(len({id(client.bodies[i]) for client in quick}) for i in range(1, ROUNDS)) == {1: ROUNDS - 1}
-        for client in (*quick, *slow):
-            client.gone.set()
-        await asyncio.gather(*streams)
-        assert len(feed._watchers) == 1
-
-    with_feed(test)()
+    with_feed(test)

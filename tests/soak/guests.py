@@ -53,11 +53,11 @@ class Guests:
             with suppress(ConnectionError):
                 while time.monotonic() < leaves_at or not seen or self.is_ending:
                     line = await asyncio.wait_for(reader.readline(), WAITS)
-                    seen += line == b"event: frame\n"
+                    seen += line == b"event: news\n"
                     if not line or line == b"event: end\n":
                         self.ends["pages that were told of the end"] += bool(line)
                         break
-            self.ends["frames that pages have seen"] += seen
+            self.ends["news that pages have seen"] += seen
             writer.close()
 
     async def check_health(self) -> None:

@@ -1,13 +1,12 @@
 """The live page: a chat beside the engine that answers it, drawn while it works.
 
-    engine's thread                        event loop                                    browsers
-    Recorder and StepNotes, after every pass
-    View, a few times per second ──────►   Feed: text, difference, one encoding  ────►   live_state.js → live_draw.js
+    engine's thread           event loop                                        browsers
+    Recorder, every pass ──►  Recording: what is new, ten times per second ──►  state.js → draw.js, as in the trace player
+                              Feed: the same messages for all who watch
 
 Nothing of this runs while nobody watches.
 """
 
-from nanoinfer.server.live.limits import Limits
 from nanoinfer.server.live.routes import routes
 
-__all__ = ["Limits", "routes"]
+__all__ = ["routes"]

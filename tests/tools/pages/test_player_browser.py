@@ -113,7 +113,7 @@ def test_a_verify_shows_its_drafts_and_which_of_them_were_right(browser: "Chrome
     assert "drafts accepted\n2 of 3" in browser.find_element(By.ID, "counters").text
     legend = browser.find_element(By.CSS_SELECTOR, "#timeline .legend").text
     assert "verify" in legend
-    lane = browser.find_elements(By.CSS_SELECTOR, "#timeline .course > .lane .track .p-verify")
+    lane = browser.find_elements(By.CSS_SELECTOR, "#lanes .track .p-verify")
     assert len(lane) == sum(len(event.batch) for event in trace.events if event.mode == "VERIFY")
     assert browser.get_log("browser") == []
 

@@ -92,7 +92,7 @@ def test_the_timeline_shows_the_lanes_of_the_pass(browser: "Chrome", pages: dict
                 player.show(step);
                 const box = document.querySelector("#timeline .lanes").getBoundingClientRect();
                 const cursor = document.querySelector("#timeline .cursor").getBoundingClientRect();
-                const head = document.querySelector("#timeline .pass").getBoundingClientRect();
+                const head = document.querySelector("#passes .lane").getBoundingClientRect();
                 const inside = (top, bottom, part) => top <= part.top + 1 && part.bottom <= bottom + 1;
                 const batch = player.page.state.batch.map((entry) => entry.req.index);
                 const seen = batch.filter((index) => {

@@ -113,16 +113,21 @@ def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slo
     trace.timeline()
 
 
-def test_two_recorders_at_once_are_refused_and_the_first_goes_on() -> None:
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_recorders_at_once_do_not_disturb_each_other(first_ends_first: bool) -> None:
     engine = make_engine()
-    with record(engine) as trace:
-        with pytest.raises(ValueError, match=r"already being recorded.*llm\.trace"), record(engine):
-            pass
-        serve(engine, [1, 2, 3])
-    assert len(trace) == 4
-    with record(engine) as second:
-        serve(engine, [1, 2, 3])
-    assert len(second) == 4
+    before = [dict(vars(owner)) for owner in (engine, engine.scheduler)]
+    recorders = [Recorder(engine), Recorder(engine)]
+    serve(engine, [1, 2, 3])
+    early, late = recorders if first_ends_first else recorders[::-1]
+    early.stop()
+    serve(engine, [1, 2, 4])
+    assert_same(late.trace, engine)
+    late.stop()
+    assert [len(recorder.trace) for recorder in (early, late)] == [4, 8]
+    assert [dict(vars(owner)).keys() for owner in (engine, engine.scheduler)] == [old.keys() for old in before]
+    serve(engine, [1, 2, 5])
+    assert len(late.trace) == 8
 
 
 @pytest.mark.parametrize("engine", [None, "story", object()])

@@ -60,7 +60,7 @@ async function* answerTo({ path, body }, signal) {
   const options = { method: "POST", headers, body: JSON.stringify(body), signal };
   const response = await Session.fetch(path, options);
   for (const number of (response.headers.get("X-Engine-Requests") ?? "").split(",")) if (number) Mine.add(Number(number));
-  drawSoon(); // it may be drawn already, as another's
+  markMine(); // they may be drawn already, as another's
   for await (const { data } of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
@@ -156,7 +156,7 @@ $("#question").addEventListener("keydown", (event) => {
   event.preventDefault();
   $("#chat-form").requestSubmit();
 });
-document.addEventListener("keydown", (event) => event.key === "Escape" && !$("#node").open && Chat.running?.abort());
+document.addEventListener("keydown", (event) => event.key === "Escape" && Chat.running?.abort());
 window.addEventListener("pagehide", () => Chat.running?.abort());
 $("#stop").addEventListener("click", () => Chat.running?.abort());
 $("#forget").addEventListener("click", () => {

@@ -3,23 +3,14 @@
 // The key is sent in a header, so streams are read with fetch: an EventSource could only carry it in the address.
 
 const Session = {
-  memory: "", // where the browser keeps nothing, as it may for a frame
+  key: "",
 
-  get key() {
+  /** Use a key from now on, also when this tab loads the page again (but a frame may have no storage). */
+  use(key) {
+    this.key = key;
     try {
-      return sessionStorage.getItem("nanoinfer-key") ?? "";
-    } catch {
-      return this.memory;
-    }
-  },
-
-  set key(value) {
-    try {
-      if (value) sessionStorage.setItem("nanoinfer-key", value);
-      else sessionStorage.removeItem("nanoinfer-key");
-    } catch {
-      this.memory = value;
-    }
+      sessionStorage.setItem("nanoinfer-key", key);
+    } catch {}
   },
 
   /** fetch with the key. Throws a RefusedError for any status but 200. */
@@ -34,6 +25,10 @@ const Session = {
     return (await Session.fetch(path)).json();
   },
 };
+
+try {
+  Session.key = sessionStorage.getItem("nanoinfer-key") ?? "";
+} catch {}
 
 class RefusedError extends Error {
   constructor(status, message) {

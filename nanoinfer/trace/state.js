@@ -1,27 +1,8 @@
-// The state of the engine after any frame, rebuilt from the events of a trace by the same rules as in nanoinfer/trace/state.py.
-//
-// The drawings ask a state for `requests`, `nodes`, `fresh` (what the frame changed), `ended`, `size`, and for what is below
-// "questions". Requests have `name`, `look` and `index`, nodes `length`.
+// The state of the engine after any frame of a trace, rebuilt from its events by the same rules as in nanoinfer/trace/state.py.
+// The player has all events from the start; the server's live page gets more while the engine runs.
 //
 // A frame is what the slider shows at one position. Frame 0 is the beginning of the trace. Then there is one frame per step,
 // which includes what happened since the step before, and one more if something happened after the last step.
-
-/** The events of a trace as frames {events, step, mode}; `mode` is null for a frame without a step. */
-function framesOf(trace) {
-  const isStep = (event) => ["EXTEND", "DECODE", "VERIFY", "FAILED"].includes(event.mode);
-  const frames = [{ events: [trace.events[0]], step: 0, mode: null }];
-  let between = [];
-  for (const event of trace.events.slice(1)) {
-    if (isStep(event)) {
-      frames.push({ events: [...between, event], step: event.step, mode: event.mode });
-      between = [];
-    } else {
-      between.push(event);
-    }
-  }
-  if (between.length) frames.push({ events: between, step: between[0].step, mode: null });
-  return frames;
-}
 
 class TreeNode {
   constructor(fields) {
@@ -30,6 +11,27 @@ class TreeNode {
 
   get length() {
     return this.key.length;
+  }
+}
+
+class RequestState {
+  constructor(index, request) {
+    Object.assign(this, {
+      index, request, status: "waiting", tokens: [...request.prompt, ...(request.outputs ?? [])], promptLen: request.prompt.length, row: null,
+      node: 0, treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
+      admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
+      fetched: request.fetched ?? {},
+    });
+    if (this.admitted) this.came = origins({ fetched: this.fetched, found: this.cached });
+  }
+
+  get name() {
+    return this.request.name + (this.request.mine ? ", yours" : "");
+  }
+
+  /** The class of its colour; completions of one request have different ones. */
+  get look() {
+    return `o-r${(this.request.request_id + 3 * this.request.completion) % 8}${this.request.mine ? " mine" : ""}`;
   }
 }
 
@@ -52,18 +54,7 @@ class State {
 
   apply(event) {
     this.free = event.free;
-    for (const index of event.arrived ?? []) {
-      const request = this.trace.requests[index];
-      const tokens = [...request.prompt, ...(request.outputs ?? [])];
-      this.requests.set(index, {
-        index, name: request.name, look: lookOf(request), status: "waiting", tokens, promptLen: request.prompt.length, row: null, node: 0,
-        treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
-        admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
-        fetched: request.fetched ?? {},
-      });
-      const req = this.requests.get(index);
-      if (req.admitted) req.came = origins({ ...req, found: req.cached });
-    }
+    for (const index of event.arrived ?? []) this.requests.set(index, new RequestState(index, this.trace.requests[index]));
     for (const [what, number, ...rest] of event.tree ?? []) this[what](number, ...rest);
     for (const [number, lock, used, hits] of event.nodes ?? []) Object.assign(this.nodes.get(number), { lock, used, hits });
     for (const [index, row, node, treeLen, kvLen, runs] of event.held ?? []) {
@@ -183,9 +174,9 @@ class State {
     return [...this.path(req).flatMap((node) => node.value).slice(0, req.treeLen), ...req.slots];
   }
 
-  /** Owner of every slot: "free", "tree", "locked", or the index of a request. */
-  owners() {
-    const owners = new Array(this.size).fill("free");
+  /** Owner of every slot below `end`: "free", "tree", "locked", or the index of a request. */
+  owners(end) {
+    const owners = new Array(end).fill("free");
     for (const node of this.nodes.values()) for (const slot of node.value) owners[slot] = node.lock ? "locked" : "tree";
     for (const req of this.running) for (const slot of req.slots) owners[slot] = req.index;
     return owners;
@@ -193,9 +184,8 @@ class State {
 
   /** How many slots each owner has. */
   slotCounts() {
-    const counts = new Map();
-    for (const owner of this.owners()) counts.set(owner, (counts.get(owner) ?? 0) + 1);
-    return counts;
+    const held = this.running.map((req) => [req.index, req.slots.length]);
+    return new Map([["locked", this.treeSize(true)], ["tree", this.treeSize(false)], ...held, ["free", this.free]]);
   }
 
   treeSize(locked) {
@@ -205,59 +195,79 @@ class State {
   }
 }
 
-/** The class of a request's colour; completions of one request have different ones. */
-const lookOf = (request) => `o-r${(request.request_id + 3 * request.completion) % 8}`;
-
-/** The states of all frames, one at a time: going forward applies the next events, going back starts from the beginning. */
+/** The states of all frames, and what every request does in them. `add` takes the events of the trace one after the other. */
 class Replay {
   constructor(trace) {
     this.trace = trace;
-    this.frames = framesOf(trace);
-    this.at = -1;
+    this.frames = []; // {events, step, mode}; `mode` is null for a frame without a step
+    this.newest = new State(trace);
+    this.past = { at: -1 }; // a state that was asked for, and its frame
+    this.lanes = new Map(); // index of a request → runs {phase, from, to} of frames; lanes of requests that go on are in `alive`
+    this.alive = new Set();
+    this.passes = [];
+    this.usedSlots = 1; // up to the highest one that ever had an owner
   }
 
+  get last() {
+    return this.frames.length - 1;
+  }
+
+  add(event) {
+    const isOpen = this.last > 0 && this.frames[this.last].mode === null;
+    if (!isOpen) {
+      this.frames.push({ events: [] });
+      this.newest.forgetChanges();
+    }
+    const isStep = ["EXTEND", "DECODE", "VERIFY", "FAILED"].includes(event.mode);
+    const frame = this.frames[this.last];
+    frame.events.push(event);
+    Object.assign(frame, { step: event.step, mode: isStep ? event.mode : null });
+    this.newest.apply(event);
+    this.survey(event, frame.mode);
+  }
+
+  /** Note in the lanes what requests do in this event. */
+  survey(event, mode) {
+    const { last, newest, lanes } = this;
+    for (const index of event.arrived ?? []) this.alive.add(newest.requests.get(index)) && lanes.set(index, []);
+    const inPass = new Set(newest.batch.map((entry) => entry.req));
+    if (mode !== null) {
+      addRun(this.passes, mode.toLowerCase(), last);
+      for (const req of this.alive) {
+        const waits = req.status === "retracted" || req.status === "paused" ? req.status : "waiting";
+        if (inPass.has(req)) addRun(lanes.get(req.index), mode.toLowerCase(), last);
+        else if (req.status !== "ended") addRun(lanes.get(req.index), req.row === null ? waits : "idle", last);
+      }
+    }
+    for (const [index, reason] of event.ended ?? []) {
+      const req = newest.requests.get(index);
+      const at = last + (inPass.has(req) ? 1 : 0);
+      lanes.get(index).push({ phase: reason === "stop" || reason === "length" ? "end" : "cut", from: at, to: at });
+      this.alive.delete(req);
+    }
+    const batch = (event.batch ?? []).flatMap((entry) => [entry[3], entry[5] ?? []]);
+    const tree = (event.tree ?? []).flatMap(([what, ...rest]) => (what === "add" ? [rest[3]] : what === "grow" ? [rest[2]] : []));
+    for (const runs of [...batch, ...tree, ...(event.held ?? []).map((held) => held[5])]) {
+      for (let i = 0; i < runs.length; i += 2) this.usedSlots = Math.max(this.usedSlots, runs[i] + runs[i + 1]);
+    }
+  }
+
+  /** The state after a frame: the newest one, or one that goes forward with its events and back from the beginning. */
   goTo(number) {
-    if (number < this.at || this.at < 0) {
-      this.state = new State(this.trace);
-      this.at = -1;
+    if (number === this.last) return this.newest;
+    if (number < this.past.at || this.past.at < 0) this.past = { at: -1, state: new State(this.trace) };
+    while (this.past.at < number) {
+      this.past.at += 1;
+      this.past.state.forgetChanges();
+      for (const event of this.frames[this.past.at].events) this.past.state.apply(event);
     }
-    while (this.at < number) {
-      this.at += 1;
-      this.state.forgetChanges();
-      for (const event of this.frames[this.at].events) this.state.apply(event);
-    }
-    return this.state;
+    return this.past.state;
   }
 }
 
-/** What every request does in every frame, as runs {phase, from, to}. Also sets how many slots are worth drawing. */
-function survey(replay) {
-  const lanes = new Map();
-  let used = 0;
-  replay.frames.forEach((frame, number) => {
-    const state = replay.goTo(number);
-    const inPass = new Set(state.batch.map((entry) => entry.req));
-    for (const node of state.fresh.nodes) for (const slot of state.nodes.get(node)?.value ?? []) used = Math.max(used, slot + 1);
-    for (const req of state.running) for (const slot of req.slots) used = Math.max(used, slot + 1);
-    for (const slot of state.fresh.written) used = Math.max(used, slot + 1);
-    for (const req of state.requests.values()) {
-      if (req.status === "ended" && !state.ended.includes(req)) continue;
-      if (frame.mode === null) continue;
-      if (req.status === "ended" && !inPass.has(req)) continue; // it ended before this step
-      const waits = req.status === "retracted" || req.status === "paused" ? req.status : "waiting";
-      const phase = inPass.has(req) ? frame.mode.toLowerCase() : req.row === null ? waits : "idle";
-      const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
-      const last = runs.at(-1);
-      if (last && last.phase === phase && last.to === number && phase !== "extend" && phase !== "verify") last.to = number + 1;
-      else runs.push({ phase, from: number, to: number + 1 });
-    }
-    for (const req of state.ended) {
-      const runs = lanes.get(req.index) ?? lanes.set(req.index, []).get(req.index);
-      const at = number + (inPass.has(req) ? 1 : 0);
-      runs.push({ phase: req.reason === "stop" || req.reason === "length" ? "end" : "cut", from: at, to: at });
-    }
-  });
-  const { max_total_tokens: size } = replay.trace.engine;
-  replay.usedSlots = size <= 512 || used > size / 2 ? size : Math.max(used, 1);
-  return lanes;
+/** Add a frame to runs: to the last one if it is the same and goes on, but every extend and every verify is a run of its own. */
+function addRun(runs, phase, frame) {
+  const last = runs.at(-1);
+  if (last?.phase === phase && last.to === frame && phase !== "extend" && phase !== "verify") last.to += 1;
+  else runs.push({ phase, from: frame, to: frame + 1 });
 }
