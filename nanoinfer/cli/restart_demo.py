@@ -16,7 +16,6 @@ from nanoinfer.terminal import filled, room, shortened, side_by_side, styled
 QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
 BEFORE = 3  # questions that are answered before the process ends
 NEW_TOKENS = 32
-PATIENCE_S = 60.0  # the demo shows what comes from files, however slow the disk is
 
 Message = dict[str, str]
 
@@ -91,8 +90,6 @@ def serve(
     llm = LLM(model, **options)
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
-    if (disk := getattr(llm.engine.cache.storey, "below", None)) is not None:
-        disk.least_patience_s = PATIENCE_S
     size = min(200, llm.config.max_context_len // 2, llm.config.max_total_tokens // 2)
     llm.generate(
         [1] * size, SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)

@@ -1,7 +1,6 @@
 """What the live page shows is what the engine is: after every step of recorded runs, whatever happens in them."""
 
 import json
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import Engine, SamplingParams
-from nanoinfer.cache.storeys.files import Fetch
 from nanoinfer.cache.tree_observer import path_to
 from nanoinfer.requests.outputs import tokens_by_tier
 from nanoinfer.server.live.feed import difference
@@ -17,6 +15,7 @@ from nanoinfer.server.live.view import State, View
 from nanoinfer.trace import TraceState, record
 from nanoinfer.trace.state import NodeState
 from tests.helpers.engines import greedy
+from tests.helpers.fetches import Fetches
 from tests.helpers.live import cells, finish, looked_at, merged, step
 from tests.helpers.storeys import DictOfFiles, storey_of, with_files
 
@@ -219,24 +218,17 @@ def naively_kept(
     return in_host, in_files
 
 
-def away() -> tuple[Engine, View, DictOfFiles]:
+def away() -> tuple[Engine, View]:
     """What the first prompt left is in files only."""
     engine, view = looked_at(slots=56, host_cache_tokens=64)
-    files = with_files(engine)
+    with_files(engine)
     finish(engine, view, FIRST, THIRD, ALL[5:45], ALL[25:65], max_new_tokens=1)
-    return engine, view, files
+    return engine, view
 
 
 def test_a_request_that_waits_for_files_says_for_how_much_and_then_where_it_was() -> None:
-    engine, view, files = away()
-    read, read_at_once, asked = Future[Any](), files.fetch, list[Any]()
-
-    def read_later(*args: Any) -> Fetch:
-        asked.append(args)
-        return Fetch(read)
-
-    files.fetch = read_later  # type: ignore[method-assign]
-    engine.scheduler.adapter_turns._disk.least_patience_s = 120.0  # type: ignore[attr-defined]
+    engine, view = away()
+    reads = engine.cache.storey.below._reader = Fetches()
     request_id = engine.add_request(FIRST + "z", greedy(2))
     step(engine, view)
 
@@ -245,7 +237,7 @@ def test_a_request_that_waits_for_files_says_for_how_much_and_then_where_it_was(
         return next(fields for fields in requests if fields["id"] == request_id)
 
     assert (shown()["status"], shown()["fetching"], "fetched" in shown()) == ("waiting", 32, False)
-    read.set_result(read_at_once(*asked[0]).result())
+    reads.run_all()
     step(engine, view)
     fields = shown()
     assert (fields["status"], fields["cached"], fields["fetched"]) == ("running", 32, {"disk": [0, 32]})

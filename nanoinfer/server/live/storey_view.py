@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoinfer.cache.storeys.block_index import Block
-from nanoinfer.cache.storeys.files.keys import next_keys
-from nanoinfer.cache.storeys.host import HostStorey
+from nanoinfer.cache.tiers.block_index import Block, block_digests
+from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.engine.stats import EngineStats
 
@@ -39,14 +38,16 @@ class Blocks(NamedTuple):
 class StoreyView:
     """Looks at the storeys of one engine. What a node's blocks are called is worked out once, for nodes that are shown."""
 
-    def __init__(self, host: HostStorey):
+    def __init__(self, host: HostTier):
         self._host = host
         self._blocks: dict[TreeNode, Blocks] = {}
 
     def state(self, stats: EngineStats) -> dict[str, int]:
         """How full they are, and what has been copied since the start: fields of EngineStats, and the bytes of files."""
         fields = {name: stats[name] for name in COUNTS}
-        return fields if self._host.below is None else fields | {"disk_bytes": self._host.below.stats().bytes}
+        if self._host.below is None:
+            return fields
+        return fields | {"disk_bytes": sum(list(self._host.below.files.sizes.values()))}
 
     def kept(self, nodes: Iterable[TreeNode]) -> dict[TreeNode, dict[str, int]]:
         """Storey → how many tokens of a node it keeps as well, for nodes of the tree, parents before children. Storeys that
@@ -84,11 +85,11 @@ class StoreyView:
         whole = len(tokens) - len(tokens) % size
         keys = [tokens[at : at + size].tobytes() for at in range(0, whole, size)]
         key = self._first_key(extra_key) if above is None else above.last_key
-        file_keys = [] if key is None else next_keys(key, tokens[:whole].astype(np.int32), size)
+        file_keys = [] if key is None else block_digests(key, tokens[:whole], size)
         return Blocks(start, len(node), keys, file_keys, tokens[whole:], file_keys[-1] if file_keys else key)
 
     def _first_key(self, extra_key: Hashable) -> bytes | None:
-        return None if self._host.below is None else self._host.below.first_key(extra_key)
+        return None if self._host.below is None else self._host.below.first_digest(extra_key)
 
     def _tokens(self, blocks: Blocks, are_kept: list[bool]) -> int:
         """How many tokens of the node are in those of its blocks that are kept."""
@@ -98,6 +99,6 @@ class StoreyView:
         return sum(start + size - max(start, blocks.start) for start in starts)
 
 
-def waiting_for(storey: HostStorey | None, req: Any) -> int:
+def waiting_for(storey: HostTier | None, req: Any) -> int:
     """How many tokens' K/V is on its way from files for a request that waits for it."""
     return 0 if storey is None or storey.below is None else storey.below.tokens_coming(req)

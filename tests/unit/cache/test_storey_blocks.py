@@ -1,20 +1,26 @@
 """Events of the storeys below a pool: each block with its medium, when it comes and when it goes."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockRemoved, BlockStored, block_hashes
-from nanoinfer.cache.storeys.files import FileStore, namespace_bytes, plain_namespace
-from nanoinfer.cache.storeys.storey_blocks import FileBlocks, StoreyBlocks
+from nanoinfer.cache.block_events import (
+    CPU,
+    DISK,
+    GPU,
+    BlockRemoved,
+    BlockStored,
+    block_hashes,
+    chained_hashes,
+    namespace_hash,
+)
+from nanoinfer.cache.tiers.block_files import BlockFiles
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
-from tests.helpers.kv_files import BLOCK, kv_files, look, open_store, put
+from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put
 from tests.helpers.storeys import storey_of
-from tests.helpers.waiting import HANG_S
 
 FIRST, SECOND = [*range(40)], [*range(60, 100)]
 
@@ -39,14 +45,14 @@ def test_blocks_of_events_must_fill_those_of_the_storeys(size: int) -> None:
 def test_a_block_is_told_with_its_tokens_and_what_comes_before_it() -> None:
     calls: list[None] = []
     blocks, tokens, hashes = (
-        StoreyBlocks(CPU, 4, 2, lambda: calls.append(None)),
+        TierBlocks(CPU, 4, 2, lambda: calls.append(None)),
         np.arange(12),
         block_hashes(range(12), 2),
     )
-    blocks.store(tokens, None, [("b", 1)])
+    blocks.store(tokens, namespace_hash(None, None), (None, None), [("b", 1)])
     event = BlockStored(hashes[2:4], hashes[1], [4, 5, 6, 7], 2, None, None, CPU)
     assert (blocks.take(), blocks.take(), len(calls)) == ([event], [], 1)
-    blocks.store(tokens, None, [("a", 0), ("b", 1)])
+    blocks.store(tokens, namespace_hash(None, None), (None, None), [("a", 0), ("b", 1)])
     assert blocks.take() == [BlockStored(hashes[:2], None, [0, 1, 2, 3], 2, None, None, CPU)]
     blocks.remove(["b", "unknown"])
     assert blocks.take() == [BlockRemoved(hashes[2:4], CPU)]
@@ -97,85 +103,57 @@ def test_what_a_snapshot_says_is_what_batches_have_said() -> None:
 
 
 class Follower:
-    """Has a store tell what it has, and keeps what that says: hash → tokens."""
+    """Has files tell what there is, and keeps what that says: the hashes of blocks."""
 
-    def __init__(self, store: FileStore, extra_keys: Callable[[bytes], Any] = lambda namespace: [namespace]):
-        self.calls = 0
-        self.told = FileBlocks(DISK, BLOCK, BLOCK, self.changed, extra_keys)
-        store.tell(self.told).result(HANG_S)
-        self.blocks: dict[int, tuple[int, ...]] = {}
-
-    def changed(self) -> None:
-        self.calls += 1
+    def __init__(self, files: BlockFiles):
+        self._told = TierBlocks(DISK, BLOCK, BLOCK, nothing)
+        self._blocks = set[int]()
+        files.tell(self._told)
 
     def follow(self) -> set[int]:
-        for event in self.told.take():
+        for event in self._told.take():
             assert isinstance(event, BlockStored | BlockRemoved)
             assert event.medium == DISK
-            for block in event.block_hashes:
-                if isinstance(event, BlockStored):
-                    assert block not in self.blocks
-                    self.blocks[block] = tuple(event.token_ids)
-                else:
-                    del self.blocks[block]
-        assert self.blocks.keys() == {block for event in self.told.stored() for block in event.block_hashes}
-        return set(self.blocks)
+            if isinstance(event, BlockStored):
+                assert self._blocks.isdisjoint(event.block_hashes)
+                self._blocks.update(event.block_hashes)
+            else:
+                self._blocks -= set(event.block_hashes)
+        assert self._blocks == {block for event in self._told.stored() for block in event.block_hashes}
+        return self._blocks
 
 
-def hashes_of(*sequences: list[int], namespace: bytes = b"") -> set[int]:
-    return {block for tokens in sequences for block in block_hashes(tokens, BLOCK, namespace)}
+def hashes_of(*sequences: list[int]) -> set[int]:
+    return {block for tokens in sequences for block in chained_hashes(np.array(tokens), BLOCK, 5)}
 
 
 def test_files_are_told_of_when_they_are_found_written_and_removed(tmp_path: Path) -> None:
     old, new = [*range(12)], [*range(50, 58)]
-    before = open_store(tmp_path)
+    before = open_files(tmp_path)
     assert put(before, old)
-    store = open_store(tmp_path)
-    follower = Follower(store)
+    files = open_files(tmp_path)
+    follower = Follower(files)
     assert follower.follow() == hashes_of(old), "what was there already"
-    calls = follower.calls
-    assert put(store, new)
-    assert follower.calls > calls
+    assert put(files, new)
     assert follower.follow() == hashes_of(old, new)
     assert put(before, [*old, 1, 2, 3, 4], start=12)
     assert follower.follow() == hashes_of(old, new)
-    look(store)
+    files.look()
     assert follower.follow() == hashes_of([*old, 1, 2, 3, 4], new), "what another process has written"
-    kv_files(tmp_path)[0].unlink()
-    look(store)
+    for file in kv_files(tmp_path)[:2]:
+        file.unlink()
+    files.look()
     assert follower.follow() == hashes_of([*old, 1, 2, 3, 4]), "the new one was used longest ago"
 
 
 def test_files_that_go_because_of_the_bound_or_are_damaged_are_told_of(tmp_path: Path) -> None:
-    one = open_store(tmp_path / "measure")
-    put(one, [0, 1, 1, 1])
+    put(open_files(tmp_path / "measure"), [0, 1, 1, 1])
     size = kv_files(tmp_path / "measure")[0].stat().st_size
-    store = open_store(tmp_path / "kv", max_bytes=2 * size)
-    follower, sequences = Follower(store), [[i, 1, 1, 1] for i in range(3)]
+    files = open_files(tmp_path / "kv", max_bytes=2 * size)
+    follower, sequences = Follower(files), [[i, 1, 1, 1] for i in range(3)]
     for tokens in sequences:
-        put(store, tokens)
+        put(files, tokens)
     assert follower.follow() == hashes_of(*sequences[1:])
-    file = kv_files(tmp_path / "kv")[0]
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    assert store.read(b"", sequences[1], 0, BLOCK) is None
+    kv_files(tmp_path / "kv")[0].write_bytes(b"damaged")
+    assert hit(files, sequences[1]) == 0
     assert follower.follow() == hashes_of(sequences[2])
-
-
-def test_namespaces_that_are_none_of_the_base_models_are_left_out(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    follower = Follower(store, lambda namespace: [namespace] if namespace == b"a" else [])
-    for namespace in (b"a", b"b"):
-        put(store, [*range(8)], namespace=namespace)
-    assert follower.follow() == hashes_of([*range(8)], namespace=b"a")
-
-
-def test_namespaces_can_be_read_back() -> None:
-    for value in (None, (None, None), (None, ("a", b"\x00\xff", -3, True, ())), ("digest", "\ud800")):
-        data = namespace_bytes(value)
-        assert data is not None
-        assert plain_namespace(data) == value
-        assert type(plain_namespace(data)) is type(value)
-    for data in (b"{", b"\xff", b'{"a":1}', b'{"bytes":1}', b'{"bytes":"x"}', b"[" * 100_000):
-        assert plain_namespace(data) is None

@@ -1,23 +1,17 @@
-"""Host memory below a pool: what it refuses, what happens when copying fails, when fetching pays, exact copies."""
+"""Host memory below a pool: what it refuses, what happens when copying fails, exact copies."""
 
-import ctypes
-import mmap
-import sys
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.storeys import host_memory
-from nanoinfer.cache.storeys.host import TRY_AGAIN, FetchCosts, block_size
-from nanoinfer.cache.storeys.host_memory import HostMemory, MemoryAhead
+from nanoinfer.cache.tiers.host import block_size
+from nanoinfer.cache.tiers.host_memory import HostMemory
 from nanoinfer.config import EngineConfig
 from nanoinfer.parallel.load import check_options
 from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
 from tests.helpers.storeys import storey_of
-from tests.helpers.waiting import HANG_S
 
 FIRST, SECOND = [*range(40)], [*range(60, 100)]
 
@@ -103,7 +97,7 @@ def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
     assert_all_free(engine)
 
 
-# --- copies and costs -----------------------------------------------------------------------------------------------
+# --- copies -------- -----------------------------------------------------------------------------------------------
 
 
 def test_copies_are_exact_for_any_kind_of_number() -> None:
@@ -128,32 +122,6 @@ def test_copies_are_exact_for_any_kind_of_number() -> None:
         assert not buffer[[2, 4, 5]].any()
 
 
-def test_it_pays_as_long_as_something_is_not_known_and_then_what_is_faster() -> None:
-    computing = [0.0]
-    costs = FetchCosts(lambda: computing[0])
-    assert costs.pays()
-    costs.note(100, 50.0)
-    assert (costs.pays(), costs.fetching) == (True, 0.5)
-    computing[0] = 0.4
-    assert [costs.pays() for _ in range(2 * TRY_AGAIN)] == 2 * [*[False] * (TRY_AGAIN - 1), True]
-    costs.note(10, 1.0)
-    assert (costs.pays(), costs.fetching) == (True, 0.1)
-    for _ in range(8):
-        costs.note(10, 6.0)
-    assert (costs.pays(), costs.fetching) == (False, 0.6), "the fast one is long ago"
-
-
-def test_an_engine_computes_again_where_that_is_faster() -> None:
-    engine = engine_with()
-    storey = storey_of(engine)
-    serve(engine, FIRST)
-    serve(engine, SECOND)
-    storey.costs = FetchCosts(lambda: 1.0)
-    storey.costs.note(1, 2.0)
-    (output,) = serve(engine, FIRST)
-    assert (output.cached_tokens, storey.fetched_tokens) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("pool_slots", "slots"),
     [
@@ -165,18 +133,15 @@ def test_an_engine_computes_again_where_that_is_faster() -> None:
         ([6, 2, 3, 1, 5, 4, 9, 8], [8, 9, 10, 11, 4, 5, 6, 7]),
     ],
 )
-@pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_neighbours_and_others_are_copied_to_their_places(
-    pool_slots: list[int], slots: list[int], block_size: int
-) -> None:
+def test_neighbours_and_others_are_copied_to_their_places(pool_slots: list[int], slots: list[int]) -> None:
     buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half()]
     wanted = [buffer.clone() for buffer in buffers]
-    memory = HostMemory(buffers, 12, block_size)
+    memory = HostMemory(buffers, 12)
     memory.store(np.array(pool_slots, dtype=int), np.array(slots, dtype=int))
     assert not memory.read(np.setdiff1d(np.arange(12), slots)).any()
     rows = memory.read_pool(np.array(pool_slots, dtype=int))
     assert np.array_equal(memory.read(np.array(slots, dtype=int)), rows)
-    again = HostMemory(buffers, 12, block_size)
+    again = HostMemory(buffers, 12)
     again.put(rows, np.array(slots, dtype=int))
     assert np.array_equal(again.data, memory.data)
     for buffer in buffers:
@@ -190,73 +155,3 @@ def test_neighbours_and_others_are_copied_to_their_places(
     assert all(
         torch.equal(buffer[pool_slots], before[pool_slots]) for buffer, before in zip(buffers, wanted, strict=True)
     )
-
-
-MB = 2**20
-HUGE = 2 * MB  # the system may provide so many bytes for one
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is provided")
-
-
-def finish(ahead: Any) -> None:
-    if ahead._thread is not None:
-        ahead._thread.join(HANG_S)
-        assert not ahead._thread.is_alive()
-
-
-def in_memory(data: np.ndarray) -> int:
-    """How many bytes of it the system has provided, in whole pages, as it says itself."""
-    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    size = data.ctypes.data + data.nbytes - start
-    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
-    return sum(each & 1 for each in pages) * mmap.PAGESIZE
-
-
-# --- the system -----------------------------------------------------------------------------------------------------
-
-
-@linux
-def test_memory_is_provided_ahead_and_no_more_than_that() -> None:
-    if not host_memory._provide(0, 0):
-        pytest.skip("needs a system that provides memory when asked (Linux 5.14)")
-    data = np.frombuffer(mmap.mmap(-1, 64 * MB), np.uint8)[: 64 * MB // 100 * 100].reshape(-1, 100)
-    if in_memory(data) > HUGE:
-        pytest.skip("needs a system that tells touched memory from untouched")
-    ahead: Any = MemoryAhead(data, 8 * MB)
-    finish(ahead)
-    assert 8 * MB <= in_memory(data) <= 8 * MB + 2 * HUGE
-    ahead.used(16 * MB)  # which have not been written: only what is behind them is provided
-    finish(ahead)
-    assert 16 * MB <= in_memory(data) <= 16 * MB + 4 * HUGE
-    assert not data.any()
-
-
-@linux
-def test_what_is_in_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also what is written after the system was asked, and before it provides the memory."""
-    written, provide = threading.Event(), host_memory._provide
-
-    def wait(address: int, num_bytes: int) -> bool:
-        assert not num_bytes or written.wait(HANG_S)
-        return provide(address, num_bytes)
-
-    monkeypatch.setattr(host_memory, "_provide", wait)
-    buffer = torch.randn(1024, 1000)
-    memory: Any = HostMemory([buffer], 1024)
-    slots = np.arange(1000)
-    memory.store(slots, slots)
-    written.set()
-    finish(memory._ahead)
-    assert torch.equal(torch.from_numpy(memory.data).view(torch.float32)[:1000], buffer[:1000])
-    assert not memory.data[1000:].any()
-
-
-def test_without_such_a_system_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_provide", lambda address, num_bytes: False)
-    buffer = torch.arange(32.0)[:, None].clone()
-    memory: Any = HostMemory([buffer], 32)
-    memory.store(np.arange(32), np.arange(32)[::-1])
-    memory.put(memory.data[:3].copy(), np.array([9, 4, 6]))
-    assert memory._ahead._thread is None
-    assert memory.data.view(np.float32)[[0, 4, 6, 9, 31], 0].tolist() == [31, 30, 29, 31, 0]
