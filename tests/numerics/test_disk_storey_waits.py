@@ -107,20 +107,6 @@ def test_k_v_on_its_way_takes_no_more_room_than_host_memory(slow: tuple[LLM, Fet
     assert [each.token_ids for each in last[request].outputs] == [each.token_ids for each in alone.outputs]
 
 
-def test_nobody_waits_for_the_k_v_of_a_request_that_has_ended(slow: tuple[LLM, Fetches]) -> None:
-    llm, reads = slow
-    engine = llm.engine
-    other = engine.add_request(PROMPTS[1], PARAMS)
-    waits = engine.add_request(PROMPTS[0], PARAMS)
-    step(engine)
-    (future,) = reads.waiting
-    engine.abort(waits)
-    engine.abort(other)
-    step(engine)
-    assert future.cancelled()
-    assert not disk_of(llm.engine).fetching
-
-
 def test_what_has_come_when_nobody_is_considered_ends_the_step(slow: tuple[LLM, Fetches], wanted: Tokens) -> None:
     llm, reads = slow
     engine = llm.engine

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nanoinfer import LLM
 from nanoinfer.cache.block_events import CPU, DISK, GPU, block_hashes
@@ -18,7 +19,6 @@ from tests.helpers.kv_files import kv_files
 from tests.helpers.storeys import disk_of, storey_of, written
 from tests.helpers.waiting import HANG_S
 from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, served
-from tests.numerics.test_disk_storey_waits import one_waits
 
 
 def blocks_of(prompts: list[list[int]], extra_key: Any = None) -> set[int]:
@@ -102,12 +102,16 @@ def test_what_came_from_files_is_not_written_again(tmp_path: Path, model: Loaded
 # --- flushing ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches]) -> None:
+@pytest.mark.parametrize("has_come", [False, True])
+def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches], has_come: bool) -> None:
     llm, reads = slow
     engine, storey = llm.engine, storey_of(llm.engine)
     waits, other = (engine.add_request(prompt, PARAMS) for prompt in PROMPTS[:2])
     step(engine)
-    assert reads.waiting[0].set_running_or_notify_cancel(), "the disk is at it"
+    if has_come:
+        reads.run_all()
+    else:
+        assert reads.waiting[0].set_running_or_notify_cancel(), "the disk is at it"
     engine.flush_cache()
     reads.run_all()
     last = step(engine)
@@ -119,23 +123,6 @@ def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches]
     engine.check_integrity()
     again = engine.add_request(PROMPTS[0], PARAMS)
     assert finish(engine)[again].token_ids == last[waits].token_ids
-
-
-def test_what_has_come_but_not_landed_at_a_flush_is_not_used_either(slow: tuple[LLM, Fetches]) -> None:
-    llm, reads = slow
-    engine = llm.engine
-    other, waits = one_waits(engine)
-    reads.run_all()
-    engine.flush_cache()
-    assert len(storey_of(engine).index) == 0
-    last = finish(engine)
-    assert [last[request].cached_tokens for request in (waits, other)] == [0, 0]
-    assert len(storey_of(engine).index) == 0
-    fresh = engine.add_request([*PROMPTS[0][:40], 3], PARAMS)
-    step(engine)
-    assert len(reads.waiting) == 0, "it is in the pool"
-    assert engine.is_unfinished(fresh)
-    finish(engine)
 
 
 def test_what_was_flushed_during_a_save_is_not_written_with_others_k_v(tmp_path: Path, model: LoadedModel) -> None:

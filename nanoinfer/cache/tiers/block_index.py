@@ -1,7 +1,7 @@
 """BlockIndex: which blocks of tokens host memory holds, in which of its slots, and which block leaves first.
 
 A block is `block_size` tokens that follow each other, from a multiple of `block_size` on, and what comes before them. The
-tree evicts the ends of sequences first, so a storey often holds a block without those before it, which are in the pool:
+tree evicts the ends of sequences first, so host memory often holds a block without those before it, which are in the pool:
 
     root(extra_key) ── tokens 0..15 (in the pool) ── tokens 16..31 (slots 32..47) ── tokens 32..47 (slots 0..15)
                                                   └─ tokens 16..31 (slots 16..31)
