@@ -54,7 +54,7 @@ class PrefixRouter(BasePolicy):
     and takes the least. What is cached is what events say (BlockIndex), what this router has just sent there
     (PendingPrefixes), and no more than the replica has proved to be worth believing: one that claims blocks and then
     reports fewer `cached_tokens` is believed less. A block that is not on a replica's device, but in its host memory or
-    files, counts half: it is fetched only where that is faster than computing it. Among replicas whose costs are almost
+    files, counts half, because it has to be fetched. Among replicas whose costs are almost
     equal, those that are believed come first, then those that have most cached, then rendezvous hashing of the first new
     block decides: so several routers send a new prefix to the same replica.
 

@@ -14,6 +14,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
+from tests.helpers.fetches import Fetches
 from tests.helpers.kv_files import kv_files
 from tests.helpers.oracles import TINY_MODEL, VOCAB
 from tests.helpers.storeys import SameBits, disk_of, storey_of, written
@@ -75,6 +76,14 @@ def test_what_comes_back_from_files_has_the_bits_it_had(tmp_path: Path, model: L
         written(llm.engine)
     assert disk.fetched_tokens > 64
     assert bits.compared > disk.fetched_tokens / 2
+
+
+def test_what_waits_for_the_writer_is_found_all_the_same(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    llm = llm_in(tmp_path, model, max_total_tokens=64, host_cache_tokens=96)
+    disk_of(llm.engine)._writer = Fetches()  # type: ignore[assignment]
+    served(llm, [*PROMPTS, [9] * 45])
+    assert kv_files(tmp_path) == []
+    assert served(llm, PROMPTS[:1]) == (wanted[:1], [of_disk(32)])
 
 
 def test_save_cache_writes_what_is_cached_and_goes_on(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:

@@ -92,14 +92,14 @@ class DiskTier:
         return [digest.hex() in self.files.sizes for digest in digests]
 
     def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
-        """Up to which position files hold `tokens` (int64 `[k]`) from `start` on, which is a multiple of the block size. It
-        looks into memory only, and nothing is there while the disk is stalled."""
+        """Up to which position files hold `tokens` (int64 `[k]`) from `start` on, which is a multiple of the block size, or
+        will in a moment. It looks into memory only, and nothing is there while the disk is stalled."""
         if self._is_stalled():
             return start
         if self._clock() - self._looked_at > LOOK_AGAIN_S:
             self.look()
         names, end = self._names(tokens, extra_key), start // self._size
-        while end < len(names) and names[end] in self.files.sizes:
+        while end < len(names) and (names[end] in self._offered or names[end] in self.files.sizes):
             end += 1
         return max(start, end * self._size)
 
@@ -187,6 +187,9 @@ class DiskTier:
         size, names, fields = self._size, self._names(tokens, extra_key), self._fields(extra_key)
         rows = [np.empty((0, self._host.memory.token_bytes), np.uint8)]
         for number in range(start // size, len(names)):
+            if (block := self._offered.get(names[number])) is not None:
+                rows.append(block.kv)
+                continue
             self._reading_since = self._clock()
             kv = self.files.read(names[number], fields, tokens[: (number + 1) * size])
             self._reading_since = None
