@@ -39,9 +39,9 @@ class EngineConfig:
     - `kv_cache_dtype`: how the pool stores K/V (see `kv_storage.py`). None, `auto` and `plain`: as the model computes it;
       `int8`: in eight bits with a scale for each token and head, for nearly twice the tokens of bfloat16.
     - `host_cache_tokens`: most tokens whose K/V is kept in host memory when it leaves the pool. It is fetched when a
-      request needs it again (see `cache/storeys/host.py`), in blocks of at least 16 tokens. None: no such memory.
+      request needs it again (see `cache/tiers/host.py`), in blocks of at least 16 tokens. None: no such memory.
     - `cache_dir`: a folder for files with K/V, which later processes with the same model go on with. They get what leaves
-      host memory, and all that `save_cache` and `shutdown` find cached (see `cache/storeys/disk.py`). None: no files.
+      host memory, and all that `save_cache` and `shutdown` find cached (see `cache/tiers/disk.py`). None: no files.
       Without `host_cache_tokens`, host memory is as large as the pool then.
     - `cache_dir_max_bytes`: what all files in `cache_dir` may take up. None: no limit.
     - `capture`: whether decode passes are recorded, and replayed without Python between layers. They are recorded once per

@@ -143,12 +143,12 @@ def patient_files() -> Iterator[None]:
     look for files of other processes when they start and when they are told to."""
     from tests.helpers.waiting import HANG_S
 
-    store = "nanoinfer.cache.storeys.files.store"
+    disk = "nanoinfer.cache.tiers.disk"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nanoinfer.engine.storeys.FIRST_LOOK_S", HANG_S)
+        patch.setattr("nanoinfer.engine.tiers.FIRST_LOOK_S", HANG_S)
         patch.setattr("nanoinfer.engine.upkeep.SAVE_AT_SHUTDOWN_S", HANG_S)
-        patch.setattr(f"{store}.STALLED_S", HANG_S)
-        patch.setattr(f"{store}.LOOK_AGAIN_S", HANG_S)
+        patch.setattr(f"{disk}.STALLED_S", HANG_S)
+        patch.setattr(f"{disk}.LOOK_AGAIN_S", HANG_S)
         yield
 
 

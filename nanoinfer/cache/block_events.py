@@ -1,4 +1,4 @@
-"""What a radix tree, and the storeys below it, hold, told in blocks: the events, their numbers, and the blocks' hashes.
+"""What a radix tree, and the tiers below it, hold, told in blocks: the events, their numbers, and the blocks' hashes.
 
 A block is `block_size` tokens that follow each other, and what comes before them. Its hash covers its tokens and the hash
 of the block before it; the first block's covers the namespace instead (adapter and `extra_key`). So equal hashes mean equal
@@ -105,7 +105,7 @@ def namespace_hash(extra_key: Hashable, adapter: str | None) -> int:
         raise ValueError(f"adapter={adapter!r}: must be None or an adapter's name")
     if (problem := problem_of(extra_key)) is not None:
         raise ValueError(problem)
-    text = _written(extra_key) + _written(None if adapter == BASE else adapter)
+    text = key_bytes(extra_key) + key_bytes(None if adapter == BASE else adapter)
     return int.from_bytes(blake2b(text, digest_size=HASH_BYTES).digest(), "little")
 
 
@@ -123,7 +123,7 @@ def as_tokens(token_ids: Any) -> np.ndarray:
     return tokens.astype(np.int64, copy=False)
 
 
-def _written(key: Hashable) -> bytes:
+def key_bytes(key: Hashable) -> bytes:
     """A key in bytes: keys that are equal give the same ones, all others give other ones."""
     if key is None:
         return b"n"
@@ -135,4 +135,4 @@ def _written(key: Hashable) -> bytes:
     if isinstance(key, bytes):
         return b"b%d:" % len(key) + key
     assert isinstance(key, tuple)
-    return b"t%d:" % len(key) + b"".join(map(_written, key))
+    return b"t%d:" % len(key) + b"".join(map(key_bytes, key))

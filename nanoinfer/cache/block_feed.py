@@ -1,4 +1,4 @@
-"""BlockFeed: the events of one tree, and of storeys below it, as numbered batches, and a snapshot for who missed some."""
+"""BlockFeed: the events of one tree, and of tiers below it, as numbered batches, and a snapshot for who missed some."""
 
 import time
 from collections import deque
@@ -8,11 +8,11 @@ from uuid import uuid4
 
 from nanoinfer.cache.block_events import BlockEvent, BlockStored, EventBatch, Snapshot
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.cache.tree_blocks import TreeBlocks
 
 Visit = Callable[[], AbstractContextManager[object]]
-Below = Callable[[int, Callable[[], object]], Sequence[StoreyBlocks]]
+Below = Callable[[int, Callable[[], object]], Sequence[TierBlocks]]
 
 
 class BlockFeed:
@@ -25,7 +25,7 @@ class BlockFeed:
     `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
     (those of `Turns`, for an engine). Without `soon`, call `cut` after each step. The newest batches are kept, as many as
     have `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
-    `below(event_block_size, changed)`: what storeys below the tree hold (`HostStorey.tell`), which call `changed`.
+    `below(event_block_size, changed)`: what tiers below the tree hold (`HostTier.tell`), which call `changed`.
     `listeners`: called, in the thread of the step or visit, when there is a new batch; they must be quick and not raise.
     """
 
@@ -49,7 +49,7 @@ class BlockFeed:
         self._batches: deque[EventBatch] = deque()
         self._kept = 0  # how many blocks they have
         self._next = 0
-        self._tree, self._below = tree, tuple[StoreyBlocks, ...]()
+        self._tree, self._below = tree, tuple[TierBlocks, ...]()
         self.listeners: list[Callable[[], object]] = []
         self._blocks = TreeBlocks(tree.nodes, self._note, event_block_size)
         self._below = tuple(below(event_block_size, self._changed))
@@ -57,8 +57,8 @@ class BlockFeed:
 
     def cut(self) -> None:
         """The current step is over: its events become a batch, if there are any."""
-        for storey in self._below:
-            self._events += storey.take()
+        for tier in self._below:
+            self._events += tier.take()
         if not self._events:
             return
         batch = EventBatch(self._next, self._clock(), self._events, self.source)
@@ -87,7 +87,7 @@ class BlockFeed:
         with self._visit():
             self._check_listening()
             self.cut()
-            below = [block for storey in self._below for block in storey.stored()]
+            below = [block for tier in self._below for block in tier.stored()]
             return Snapshot(self._next, [*self._blocks.stored(), *below], self.source)
 
     def _check_listening(self) -> None:

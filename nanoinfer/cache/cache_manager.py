@@ -6,7 +6,7 @@ N` at all times. A slot moves between owners like this:
     free list ──alloc_slots──► request ──cache_computed──► tree ──evict──► free list
                                   └─────────release──────► tree (computed tokens) and free list (the rest)
 
-With a storey below the pool, there is one way more: `HostStorey.fetch` allocates slots, copies K/V to them that was evicted
+With a tier below the pool, there is one way more: `HostTier.fetch` allocates slots, copies K/V to them that was evicted
 before, and hands them to the tree.
 
 `release` is called when a request ends, and also when it is retracted or paused: the tree treats all three alike.
@@ -38,7 +38,7 @@ class CacheManager:
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
         self.evicted_tokens = 0  # evicted since the start, to make room
-        self.storey: Any = None  # a HostStorey, if there is one below the pool
+        self.storey: Any = None  # a HostTier, if there is one below the pool
         self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory as a numpy array, for bookkeeping
 
     def whole_pages(self, num_tokens: int) -> int:

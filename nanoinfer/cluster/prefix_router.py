@@ -27,8 +27,8 @@ class PrefixRouter(Policy):
         the work that is ahead there  +  2 ×  the prefill of what is not cached there
 
     and takes the least. What is cached is what events say (BlockIndex), and what this router has just sent there
-    (PendingPrefixes). A block that is not on a replica's device, but in its host memory or files, counts half: it is
-    fetched only where that is faster than computing it. Among replicas whose costs are almost equal, those come first that
+    (PendingPrefixes). A block that is not on a replica's device, but in its host memory or files, counts half, because
+    it has to be fetched. Among replicas whose costs are almost equal, those come first that
     have most cached, then rendezvous hashing of the first new block decides: so several routers send a new prefix to the
     same replica.
 

@@ -12,7 +12,7 @@ from nanoinfer.drafting.drafters import scheduler_for
 from nanoinfer.engine.arrivals import Arrivals
 from nanoinfer.engine.by_hand import ByHand, Loop
 from nanoinfer.engine.step_guard import StepGuard
-from nanoinfer.engine.storeys import host_storey_for
+from nanoinfer.engine.tiers import host_tier_for
 from nanoinfer.engine.upkeep import EngineUpkeep
 from nanoinfer.errors import EngineClosedError, QueueFullError
 from nanoinfer.grammars.compiler import Grammars
@@ -77,7 +77,7 @@ class Engine(EngineUpkeep):
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
         self.open_requests = OpenRequests()
         self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
-        self.cache.storey = host_storey_for(config, self.cache, self.scheduler, self._guard.meter, clock)
+        self.cache.storey = host_tier_for(config, self.cache, self.scheduler)
         self._by_hand = ByHand(self.turns, lambda: self.loop, self.open_requests)
         self._arrivals = Arrivals(
             config, self.cache, self.builder, self.grammars, self.adapters, clock, self._check_queue

@@ -1,6 +1,6 @@
 """PrefixTransfer: a prefix's K/V as bytes for another engine, so that one computes prompts and another continues them.
 
-    export_prefix ──► a safetensors file in memory, as cache/storeys/files/ has them on disk ──► import_prefix
+    export_prefix ──► a safetensors file in memory, as cache/tiers/ has them on disk ──► import_prefix
 
 Both engines must be equal in all that K/V depends on. Then what is imported has the bits that this one would compute.
 """
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from nanoinfer.adapters.adapter import Adapter, adapter_digest
+from nanoinfer.cache.block_events import as_tokens, key_bytes
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.files.file_format import VERSION, FileFormat, Part, checksum
-from nanoinfer.cache.storeys.files.keys import MOST_BYTES, as_tokens, namespace_bytes
-from nanoinfer.cache.storeys.host_memory import HostMemory
+from nanoinfer.cache.tiers.host_memory import HostMemory
+from nanoinfer.cache.tiers.kv_file import pack, unpack
 from nanoinfer.requests.adapter_key import AdapterKey, problem_of
 from nanoinfer.version import __version__
 
@@ -34,23 +34,17 @@ class PrefixTransfer:
     def __init__(self, cache: CacheManager, buffers: Sequence[torch.Tensor], fields: Mapping[str, object]):
         self._cache, self._rows = cache, HostMemory(buffers, 0)
         layout = {"layout": self._rows.layout, "page_size": cache.page_size}
-        self._fields = {**fields, **layout, "format": VERSION, "package": __version__}
-        self._format = FileFormat(json.dumps(self._fields, sort_keys=True), self._rows.token_bytes)
+        self._fields = {**fields, **layout, "package": __version__}
 
     def dump(self, tokens: Tokens, adapter: Adapter | None, extra_key: Hashable, visit: Visit) -> bytes:
         """K/V of the longest prefix of `tokens` that the pool, and host memory behind it, have; b"" if it has no token."""
         key, namespace = _tree_key(adapter, extra_key), _namespace(adapter, extra_key)
-        known = as_tokens(tokens).astype(np.int64)
+        known = as_tokens(tokens)
         with visit():
             kv = self._gathered(known, key)
         if not len(kv):
             return b""
-        body = [
-            self._format.head(Part(namespace, 0, len(kv))),
-            known[: len(kv)].astype(np.int32).tobytes(),
-            kv.tobytes(),
-        ]
-        return b"".join([*body, checksum(*body)])
+        return pack({"engine": json.dumps(self._fields), "namespace": namespace}, known[: len(kv)], kv)
 
     def load(
         self, data: bytes | bytearray | memoryview, adapter: Adapter | None, extra_key: Hashable, visit: Visit
@@ -60,7 +54,7 @@ class PrefixTransfer:
         key, namespace = _tree_key(adapter, extra_key), _namespace(adapter, extra_key)
         if not len(data):
             return 0
-        tokens, kv = self._checked(memoryview(data).cast("B"), namespace)
+        tokens, kv = self._checked(bytes(data), namespace)
         with visit():
             return self._add(tokens, kv, key)
 
@@ -94,27 +88,20 @@ class PrefixTransfer:
             self._cache.token_to_kv_pool.free(slots)
             raise
 
-    def _checked(self, data: memoryview, namespace: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, int64 [n], and their K/V, uint8 [n, token_bytes]."""
-        length = FileFormat.header_bytes(bytes(data[:8]))
-        head = bytes(data[: 8 + (length or 0)])
-        theirs = _fields_in(head)
-        if theirs is None:
-            raise ValueError("data: is not what export_prefix returned, or its beginning is damaged")
+    def _checked(self, data: bytes, namespace: str) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens, int64 `[n]`, and their K/V, uint8 `[n, token_bytes]`."""
+        try:
+            said, tokens, kv = unpack(data)
+            theirs = json.loads(said["engine"])
+        except (ValueError, LookupError) as error:
+            raise ValueError(f"data: is damaged, or not what export_prefix returned: {error}") from error
         ours = self._fields
         if differing := [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]:
-            said = ", ".join(f"{name} ({theirs.get(name)}, here {ours.get(name)})" for name in differing)
-            raise ValueError(f"data: comes from an engine that differs from this one in {said}")
-        part = self._format.part_of(head, len(data))
-        if part is None or part.start or part.end % self._cache.page_size:
-            raise ValueError(f"data: is damaged: its {len(data)} bytes are not as many as its beginning says")
-        if part.namespace != namespace:
+            differ = ", ".join(f"{name} ({theirs.get(name)}, here {ours.get(name)})" for name in differing)
+            raise ValueError(f"data: comes from an engine that differs from this one in {differ}")
+        if said["namespace"] != namespace:
             raise ValueError("data: was computed with another adapter or another extra_key than those given here")
-        tokens, kv, digest = (data[place] for place in self._format.places(part).values())
-        if checksum(data[: len(data) - len(digest)]) != bytes(digest):
-            raise ValueError("data: is damaged: its checksum is wrong")
-        rows = np.frombuffer(kv, np.uint8).reshape(part.end, self._rows.token_bytes)
-        return np.frombuffer(tokens, np.int32).astype(np.int64), rows
+        return tokens, kv
 
 
 def _tree_key(adapter: Adapter | None, extra_key: Hashable) -> Hashable:
@@ -122,19 +109,7 @@ def _tree_key(adapter: Adapter | None, extra_key: Hashable) -> Hashable:
     return extra_key if adapter is None else AdapterKey(adapter.id, extra_key, adapter.name)
 
 
-def _namespace(adapter: Adapter | None, extra_key: Hashable) -> bytes:
+def _namespace(adapter: Adapter | None, extra_key: Hashable) -> str:
     if (problem := problem_of(extra_key)) is not None:
         raise ValueError(problem)
-    found = namespace_bytes((None if adapter is None else adapter_digest(adapter), extra_key))
-    if found is None:
-        raise ValueError(f"extra_key={extra_key!r}: must be at most {MOST_BYTES} bytes as JSON")
-    return found
-
-
-def _fields_in(head: bytes) -> dict[str, object] | None:
-    """The fields of the engine that made this beginning; None if it is no such beginning."""
-    try:
-        fields = json.loads(json.loads(head[8:])["__metadata__"]["fingerprint"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return fields if isinstance(fields, dict) else None
+    return key_bytes((None if adapter is None else adapter_digest(adapter), extra_key)).hex()

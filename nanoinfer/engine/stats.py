@@ -140,20 +140,13 @@ class StepMeter:
         self.extend_steps = self.decode_steps = 0
         self.has_logged = False
         self._recent: deque[tuple[bool, int, float]] = deque(maxlen=RECENT_STEPS)
-        self._extend_speeds: deque[float] = deque(maxlen=RECENT_STEPS)  # in seconds per token
 
     def add(self, batch: Batch, output_tokens: int, seconds: float) -> None:
         """Count one step, the pass of `batch`, that took `seconds` and gave so many output tokens."""
         extend = batch.forward_mode is ForwardMode.EXTEND
         self.extend_steps += extend
         self.decode_steps += not extend
-        if extend:
-            self._extend_speeds.append(seconds / len(batch.input_ids))
         self._recent.append((extend, output_tokens, seconds))
-
-    def seconds_per_prompt_token(self) -> float:
-        """Of the recent extend that was the fastest per token; 0 before the first."""
-        return min(self._extend_speeds, default=0.0)
 
     def recent(self) -> RecentSteps:
         """Speed over the last `RECENT_STEPS` steps."""
@@ -226,16 +219,16 @@ def engine_stats(
 
 
 def storey_stats(cache: CacheManager) -> dict[str, int]:
-    """The fields of EngineStats that are about the storeys below the pool."""
+    """The fields of EngineStats that are about the tiers below the pool."""
     host = cache.storey
     disk = None if host is None else host.below
-    files = None if disk is None else disk.stats()
+    files = None if disk is None else disk.files
     return {
         "host_slots": host.index.size if host else 0,
         "host_held_tokens": len(host.index) if host else 0,
         "host_stored_tokens": host.stored_tokens if host else 0,
         "host_fetched_tokens": host.fetched_tokens if host else 0,
-        "disk_held_tokens": files.blocks * host.block_size if files else 0,
+        "disk_held_tokens": len(files.sizes) * host.block_size if files else 0,
         "disk_fetched_tokens": disk.fetched_tokens if disk else 0,
         "disk_misses": files.misses if files else 0,
         "disk_lost_runs": files.lost if files else 0,

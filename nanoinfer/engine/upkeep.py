@@ -13,7 +13,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.engine.prefix_transfer import PrefixTransfer, Tokens
 from nanoinfer.engine.stats import EngineStats, engine_stats
 from nanoinfer.engine.step_guard import StepGuard
-from nanoinfer.engine.storeys import slot_buffers
+from nanoinfer.engine.tiers import slot_buffers
 from nanoinfer.errors import AdapterError, EngineClosedError
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.adapter_key import AdapterKey

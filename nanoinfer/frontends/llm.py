@@ -17,7 +17,7 @@ from nanoinfer.device import memory_for_kv
 from nanoinfer.drafting.load import draft_model_of, load_draft_model
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.prefix_transfer import Tokens
-from nanoinfer.engine.storeys import add_files
+from nanoinfer.engine.tiers import add_files
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.frontends.calls import Calls
 from nanoinfer.frontends.serving import Serving, serve_in_background

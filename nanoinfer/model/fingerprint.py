@@ -24,7 +24,7 @@ PIECE_BYTES = 16 << 20  # hashed by one thread at a time
 
 
 def model_fields(model: LoadedModel, attention_backend: object, kv_cache_dtype: str | None = None) -> dict[str, str]:
-    """The fields of a fingerprint (see cache/storeys/files/keys.py) that are the model's and its kernels'.
+    """The fields of a fingerprint (see engine/tiers.py) that are the model's and its kernels'.
 
     It reads all weights once, which takes about a second for each gigabyte and core.
     """

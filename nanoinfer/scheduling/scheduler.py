@@ -53,7 +53,7 @@ class Scheduler:
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
-        self.adapter_turns = AdapterTurns(adapters)  # an engine with files puts FetchTurns here (engine/storeys.py)
+        self.adapter_turns = AdapterTurns(adapters)
         self._blocked = Blocked(cache)
 
     def add(self, req: Req) -> None:

@@ -1,17 +1,14 @@
-"""Files of K/V for tests: bytes that follow from the tokens, stores of a folder, and operations that fail when told to."""
+"""Files of K/V for tests: bytes that follow from the tokens, written to a folder and read again."""
 
-import errno
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nanoinfer.cache.storeys.files import FileStore
-from nanoinfer.cache.storeys.files.file_operations import FileOperations
-from tests.helpers.waiting import HANG_S
+from nanoinfer.cache.tiers.block_files import BlockFiles, BlockKV
+from nanoinfer.cache.tiers.block_index import block_digests
 
 BLOCK, TOKEN_BYTES = 4, 6
 
@@ -24,78 +21,53 @@ def kv_of(namespace: bytes, tokens: Sequence[int], start: int, end: int) -> np.n
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, TOKEN_BYTES)
 
 
-def open_store(folder: Path, **options: Any) -> FileStore:
-    """A store that knows what is in the folder. Without a clock of its own, no time passes for it: it does not look again
-    unless it is told to, and no thread that is late seems to be stalled."""
-    settings: dict[str, Any] = {"max_bytes": None, "fingerprint_fields": {"weights": "a"}}
-    settings |= {"token_bytes": TOKEN_BYTES, "block_size": BLOCK, "bytes_per_second": None}
-    settings |= {"clock": lambda: 0.0, **options}
-    store = FileStore(folder, **settings)
-    look(store)
-    return store
+def open_files(folder: Path, fingerprint: str = "a" * 64, kind: type[BlockFiles] = BlockFiles, **options: Any) -> Any:
+    """The files of a folder, which has been looked into."""
+    files = kind(folder, fingerprint, BLOCK, TOKEN_BYTES, **options)
+    files.look()
+    return files
 
 
-def look(store: FileStore) -> None:
-    """Have a store look into its folder, and wait for it."""
-    store.refresh().result(HANG_S)
+def names_of(tokens: Sequence[int], namespace: bytes = b"") -> list[str]:
+    return [digest.hex() for digest in block_digests(namespace, np.array(tokens, np.int64), BLOCK)]
 
 
-def put(store: FileStore, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> bool:
-    """Write the right K/V of `tokens` from `start` on."""
-    return store.write(namespace, tokens, start, kv_of(namespace, tokens, start, len(tokens)))
+def fields_of(namespace: bytes) -> dict[str, str]:
+    return {"namespace": namespace.hex(), "router_namespace": "5"}
 
 
-def hit(store: FileStore, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> int:
-    """Up to which token K/V comes back. Whatever comes back must be right, and as much as was promised by no more."""
-    end = store.match(namespace, tokens, start)
-    kv = store.read(namespace, tokens, start, end)
-    if kv is None:
-        return start
-    assert len(kv) <= end - start
-    assert len(kv) % store.block_size == 0
-    np.testing.assert_array_equal(kv, kv_of(namespace, tokens, start, start + len(kv)))
-    return start + len(kv)
+def put(files: BlockFiles, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> bool:
+    """Write the right K/V of `tokens` from `start` on; whether all of it is in files now."""
+    names, blocks = names_of(tokens, namespace), list[BlockKV]()
+    for number in range(start // BLOCK, len(names)):
+        end = (number + 1) * BLOCK
+        kv = kv_of(namespace, tokens, end - BLOCK, end)
+        of = np.array(tokens[:end], np.int64)
+        blocks.append(BlockKV(names[number], fields_of(namespace), of, kv, names[: number + 1][::-1]))
+    files.write(blocks)
+    return all(block.name in files.sizes for block in blocks)
+
+
+def hit(files: BlockFiles, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> int:
+    """Up to which token K/V comes back, as DiskTier asks for it. Whatever comes back must be right."""
+    names = names_of(tokens, namespace)
+    for number in range(start // BLOCK, len(names)):
+        end = (number + 1) * BLOCK
+        known = names[number] in files.sizes
+        kv = files.read(names[number], fields_of(namespace), np.array(tokens[:end])) if known else None
+        if kv is None:
+            files.touch(names[:number][::-1])
+            return end - BLOCK
+        np.testing.assert_array_equal(kv, kv_of(namespace, tokens, end - BLOCK, end))
+    files.touch(names[::-1])
+    return len(names) * BLOCK
 
 
 def kv_files(folder: Path) -> list[Path]:
     """The finished files in a folder, those used longest ago first."""
-    return sorted(folder.glob("*-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    return sorted(folder.glob("*/*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
 
 
-def unfinished_files(folder: Path) -> list[Path]:
-    return list(folder.glob("unfinished-*"))
-
-
-class FaultyOperations(FileOperations):
-    """Calls `before[operation](*arguments)`, if there is such a function, before each operation. It may raise, wait, or
-    return what the operation then returns instead; None: the operation is done as usual."""
-
-    def __init__(self, folder: int, before: dict[str, Callable[..., Any]]):
-        super().__init__(folder)
-        self.before = before
-
-    def __getattribute__(self, name: str) -> Any:
-        operation = super().__getattribute__(name)
-        before = None if name.startswith("_") or name == "before" else self.before.get(name)
-        if before is None:
-            return operation
-
-        def call(*args: Any) -> Any:
-            instead = before(*args)
-            return operation(*args) if instead is None else instead
-
-        return call
-
-
-def faulty(before: dict[str, Callable[..., Any]]) -> Callable[[int], FaultyOperations]:
-    """For `operations=` of a store; `before` may be changed later."""
-    return lambda folder: FaultyOperations(folder, before)
-
-
-def fails(number: int = errno.EIO) -> Callable[..., Any]:
-    """An operation that the system refuses."""
-
-    def fail(*args: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
+def total(folder: Path) -> int:
+    """The bytes of all files, also of unfinished ones."""
+    return sum(file.stat().st_size for file in folder.glob("*/*"))

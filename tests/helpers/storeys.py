@@ -1,56 +1,51 @@
-"""What storeys below a pool are checked with: the bits of K/V before it left and after it came back, and a naive storey."""
+"""What tiers below a pool are checked with: the bits of K/V before it left and after it came back, and a naive tier."""
 
-from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
 import torch
 
 from nanoinfer import Engine
-from nanoinfer.cache.storeys.disk import DiskStorey
-from nanoinfer.cache.storeys.files import Fetch, FileStats
-from nanoinfer.cache.storeys.files.keys import block_keys
-from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
-from nanoinfer.cache.storeys.storey_blocks import FileBlocks
+from nanoinfer.cache.tiers.block_files import BlockKV
+from nanoinfer.cache.tiers.disk import DiskTier
+from nanoinfer.cache.tiers.host import HostTier
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
-from nanoinfer.scheduling.adapter_turns import FetchTurns
+from tests.helpers.waiting import HANG_S
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, and all tokens up to the last one
 
 
-class AlwaysPays(FetchCosts):
-    """Fetching is declined never, however long anything takes."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
-
-
-def storey_of(engine: Engine) -> HostStorey:
-    """An engine's storey, which from now on fetches whatever it can."""
-    storey: HostStorey | None = engine.cache.storey
-    assert storey is not None
-    storey.costs = AlwaysPays()
-    return storey
+def storey_of(engine: Engine) -> HostTier:
+    """An engine's host memory."""
+    tier: HostTier | None = engine.cache.storey
+    assert tier is not None
+    return tier
 
 
-def disk_of(engine: Engine) -> DiskStorey:
-    """The files below an engine's host memory, from which it now reads whatever it can, however long that takes."""
-    disk: DiskStorey = storey_of(engine).below
-    disk.costs, disk.least_patience_s = AlwaysPays(), 120.0
+def disk_of(engine: Engine) -> DiskTier:
+    """The files below an engine's host memory."""
+    disk: DiskTier = storey_of(engine).below
     return disk
+
+
+def written(engine: Engine) -> None:
+    """Wait until all that was offered to files, or is to be told of, is done."""
+    disk_of(engine)._writer.submit(lambda: None).result(HANG_S)
 
 
 class SameBits(TreeObserver):
     """Remembers the bits of what is evicted, and compares what comes back with them. `compared`: so many tokens so far."""
 
     def __init__(self, engine: Engine):
-        self._storey = storey_of(engine)
+        self._tier = storey_of(engine)
         self._buffers = engine.cache.token_to_kv_pool.kv_storage.slot_buffers()
         self._known: dict[Prefix, bytes] = {}
-        self._load, self.compared = self._storey._load, 0
-        self._storey._load = self._checked_load  # type: ignore[method-assign]
+        self._load, self.compared = self._tier._load, 0
+        self._tier._load = self._checked_load  # type: ignore[method-assign]
         engine.radix_cache.observers.add(self)
 
     def evicting(self, leaf: TreeNode) -> None:
@@ -114,113 +109,85 @@ class NaiveStorey:
         self.held = {prefix: None for prefix in self.held if prefix[0] != extra_key}
 
 
+class AtOnce(Executor):
+    """Stands for a thread: whatever is submitted is done at once."""
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future = Future[Any]()
+        future.set_result(function(*args, **kwargs))
+        return future
+
+
 class DictOfFiles:
-    """Stands for a FileStore: K/V of blocks by namespace and all tokens to their end. `new`: what was offered lately."""
+    """Stands for BlockFiles: K/V of blocks by namespace and all tokens to their end. `new`: what was written lately."""
 
-    max_bytes, is_open = None, True
+    max_bytes, misses, lost = None, 0, 0
 
-    def __init__(self, block_size: int, token_bytes: int):
-        self.block_size, self.token_bytes = block_size, token_bytes
+    def __init__(self, block_size: int):
+        self.block_size = block_size
         self.kv: dict[tuple[bytes, tuple[int, ...]], np.ndarray] = {}
         self.new: list[tuple[bytes, tuple[int, ...]]] = []
-        self.listener: FileBlocks | None = None
+        self._blocks: dict[str, BlockKV] = {}
+        self._sink: TierBlocks | None = None
 
-    def tell(self, listener: FileBlocks) -> None:
-        for key in self.kv:
-            self._found(listener, key)
-        self.listener = listener
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: block.kv.nbytes for name, block in self._blocks.items()}
 
-    def _found(self, listener: FileBlocks, key: tuple[bytes, tuple[int, ...]]) -> None:
-        tokens = np.array(key[1], dtype=np.int32)
-        listener.found(key[0], tokens, len(tokens) // self.block_size - 1, [repr(key).encode()])
-        listener.tell()
+    def look(self) -> None:
+        """Nobody else writes to it."""
+
+    def tell(self, sink: TierBlocks) -> None:
+        self._sink = sink
+        for block in self._blocks.values():
+            self._found(block)
+
+    def _found(self, block: BlockKV) -> None:
+        if self._sink is not None and (namespace := block.fields["router_namespace"]):
+            number = len(block.tokens) // self.block_size - 1
+            self._sink.store(block.tokens, int(namespace), (None, None), [(block.name, number)])
 
     def lose(self, key: tuple[bytes, tuple[int, ...]]) -> None:
         del self.kv[key]
-        if self.listener is not None:
-            self.listener.lost([repr(key).encode()])
+        (name,) = [name for name, block in self._blocks.items() if self._key(block.fields, block.tokens) == key]
+        del self._blocks[name]
+        if self._sink is not None:
+            self._sink.remove([name])
 
-    def offer(self, namespace: bytes, tokens: np.ndarray, start: int, kv: np.ndarray, keys: Sequence[bytes]) -> bool:
-        assert (len(tokens) - start, self.token_bytes) == kv.shape
-        assert keys == block_keys(namespace, tokens.astype(np.int32), self.block_size)[start // self.block_size :]
-        for end in range(start + self.block_size, len(tokens) + 1, self.block_size):
-            key = (namespace, tuple(tokens[:end].tolist()))
-            self.kv[key] = kv[end - self.block_size - start : end - start]
-            self.new.append(key)
-            if self.listener is not None:
-                self._found(self.listener, key)
-        return True
+    def write(self, blocks: Sequence[BlockKV]) -> None:
+        for block in blocks:
+            assert block.kv.shape[0] == self.block_size
+            assert block.path[0] == block.name
+            key = self._key(block.fields, block.tokens)
+            assert (key in self.kv) == (block.name in self._blocks)
+            if key not in self.kv:
+                self.kv[key] = block.kv
+                self.new.append(key)
+                self._blocks[block.name] = block
+                self._found(block)
 
-    def match(self, namespace: bytes, tokens: np.ndarray, start: int) -> int:
-        while (namespace, tuple(tokens[: start + self.block_size].tolist())) in self.kv:
-            if start + self.block_size > len(tokens):
-                break
-            start += self.block_size
-        return start
+    def read(self, name: str, fields: Mapping[str, str], tokens: np.ndarray) -> np.ndarray:
+        assert np.array_equal(self._blocks[name].tokens, tokens)
+        return self.kv[self._key(fields, tokens)]
 
-    def fetch(self, namespace: bytes, tokens: np.ndarray, start: int, end: int) -> Fetch:
-        found = Future[np.ndarray | None]()
-        ends = range(start + self.block_size, end + 1, self.block_size)
-        found.set_result(np.concatenate([self.kv[namespace, tuple(tokens[:stop].tolist())] for stop in ends]))
-        return Fetch(found)
-
-    def has(self, keys: Sequence[bytes]) -> list[bool]:
-        known = {block_keys(name, np.array(tokens, np.int32), self.block_size)[-1] for name, tokens in self.kv}
-        return [key in known for key in keys]
-
-    keeps = has
-
-    def has_room(self, num_bytes: int) -> bool:
-        return True
-
-    def note_use(self, parts: Sequence[tuple[Sequence[bytes], int]]) -> None:
+    def touch(self, names: Sequence[str]) -> None:
         """It has room for all."""
 
-    def refresh(self) -> Future[None]:
-        looked = Future[None]()
-        looked.set_result(None)
-        return looked
-
-    def flush(self, timeout: float | None = None) -> int:
-        return 0
-
-    def stats(self) -> FileStats:
-        return FileStats(blocks=len(self.kv), bytes=sum(kv.nbytes for kv in self.kv.values()))
+    def _key(self, fields: Mapping[str, str], tokens: np.ndarray) -> tuple[bytes, tuple[int, ...]]:
+        return bytes.fromhex(fields["namespace"]), tuple(tokens.tolist())
 
 
 def with_files(engine: Engine) -> DictOfFiles:
     """Put a DictOfFiles below an engine's host memory, from which whatever is there is read at once."""
     host = storey_of(engine)
-    store: Any = DictOfFiles(host.block_size, host.memory.token_bytes)
-    disk = DiskStorey(engine.cache, host, store, lambda key: repr(key).encode(), AlwaysPays())
-    engine.scheduler.adapter_turns = FetchTurns(engine.adapters.pool, disk)
-    return store
+    files: Any = DictOfFiles(host.block_size)
+    disk = DiskTier(engine.cache, host, files, lambda key: repr(key).encode())
+    disk._reader = disk._writer = AtOnce()  # type: ignore[assignment]
+    engine.scheduler.adapter_turns.disk = disk
+    return files
 
 
-class SlowStore:
-    """Stands for the store of an engine's files: what is read comes when the test says so."""
-
-    def __init__(self, engine: Engine):
-        self.disk = disk_of(engine)
-        self._store: Any = self.disk._store
-        self.disk._store = self  # type: ignore[assignment]
-        self.on_its_way: list[tuple[Future[Any], tuple[Any, ...]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def fetch(self, *args: Any) -> Fetch:
-        self.on_its_way.append((Future(), args))
-        return Fetch(self.on_its_way[-1][0])
-
-    def read_all(self) -> None:
-        for future, args in self.on_its_way:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._store.read(*args))
-        self.on_its_way.clear()
-
-
-def all_held(storey: HostStorey) -> list[tuple[Prefix, Any]]:
+def all_held(storey: HostTier) -> list[tuple[Prefix, Any]]:
     """Every block that it holds, the least recently used first: all tokens to its end, and its slots' bytes."""
     found = []
     for block in storey.index._held:

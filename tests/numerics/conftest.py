@@ -6,8 +6,9 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.model.loader import LoadedModel
+from tests.helpers.fetches import Fetches
 from tests.helpers.oracles import make_model
-from tests.helpers.storeys import SlowStore
+from tests.helpers.storeys import disk_of
 from tests.helpers.tiny_llm import tiny_llm
 
 
@@ -32,12 +33,14 @@ def wanted(model: LoadedModel) -> list[list[int]]:
 
 
 @pytest.fixture
-def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, SlowStore]:
-    """An engine with two rows and K/V of the first prompt in files that are slow."""
+def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, Fetches]:
+    """An engine with two rows and K/V of the first prompt in files, which are read when the test says so."""
     from tests.numerics.test_disk_storey import PROMPTS, llm_in, served
 
     first = llm_in(tmp_path, model)
     served(first, PROMPTS[:1])
     first.shutdown()
     llm = llm_in(tmp_path, model, max_running_requests=2, max_total_tokens=160)
-    return llm, SlowStore(llm.engine)
+    reads = Fetches()
+    disk_of(llm.engine)._reader = reads  # type: ignore[assignment]
+    return llm, reads

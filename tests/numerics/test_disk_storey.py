@@ -14,9 +14,10 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
-from tests.helpers.kv_files import fails
+from tests.helpers.fetches import Fetches
+from tests.helpers.kv_files import kv_files
 from tests.helpers.oracles import TINY_MODEL, VOCAB
-from tests.helpers.storeys import SameBits, disk_of, storey_of
+from tests.helpers.storeys import SameBits, disk_of, storey_of, written
 from tests.helpers.tiny_llm import tiny_llm
 
 PROMPTS = [[*stem, i] for i, stem in enumerate(np.random.default_rng(7).integers(0, VOCAB, size=(3, 44)).tolist())]
@@ -27,9 +28,7 @@ NOTHING = {"device": 0, "host": 0, "disk": 0}
 
 def llm_in(folder: Path, model: LoadedModel, draft_model: LoadedModel | None = None, **options: Any) -> LLM:
     options = {"max_running_requests": 1, "max_total_tokens": 96, "host_cache_tokens": 128, **options}
-    llm = tiny_llm(model, draft_model, max_context_len=64, cache_dir=folder, **options)
-    disk_of(llm.engine)
-    return llm
+    return tiny_llm(model, draft_model, max_context_len=64, cache_dir=folder, **options)
 
 
 def served(
@@ -72,20 +71,28 @@ def test_what_comes_back_from_files_has_the_bits_it_had(tmp_path: Path, model: L
     others = [[i, *prompt[1:]] for i, prompt in enumerate(PROMPTS, start=1)]
     for _ in range(3):
         assert served(llm)[0] == wanted
-        disk._store.flush()
+        written(llm.engine)
         served(llm, others)
-        disk._store.flush()
+        written(llm.engine)
     assert disk.fetched_tokens > 64
     assert bits.compared > disk.fetched_tokens / 2
+
+
+def test_what_waits_for_the_writer_is_found_all_the_same(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
+    llm = llm_in(tmp_path, model, max_total_tokens=64, host_cache_tokens=96)
+    disk_of(llm.engine)._writer = Fetches()  # type: ignore[assignment]
+    served(llm, [*PROMPTS, [9] * 45])
+    assert kv_files(tmp_path) == []
+    assert served(llm, PROMPTS[:1]) == (wanted[:1], [of_disk(32)])
 
 
 def test_save_cache_writes_what_is_cached_and_goes_on(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
     first = llm_in(tmp_path, model)
     assert served(first)[0] == wanted
     assert first.save_cache() == 0
-    files = sorted(tmp_path.iterdir())
+    files = {file: file.stat().st_ino for file in kv_files(tmp_path)}
     assert first.save_cache() == 0
-    assert sorted(tmp_path.iterdir()) == files, "nothing was left to write"
+    assert {file: file.stat().st_ino for file in kv_files(tmp_path)} == files, "nothing was left to write"
     second = llm_in(tmp_path, model)
     assert served(second) == (wanted, [of_disk(32)] * 3), "while the first one still runs"
     assert served(first)[0] == wanted
@@ -94,10 +101,10 @@ def test_save_cache_writes_what_is_cached_and_goes_on(tmp_path: Path, model: Loa
 def test_files_that_take_nothing_more_end_a_save_with_what_was_lost(tmp_path: Path, model: LoadedModel) -> None:
     llm = llm_in(tmp_path, model)
     served(llm)
-    disk_of(llm.engine)._store.close()
+    disk_of(llm.engine).close()
     assert llm.save_cache() == 3 * 48
     llm.shutdown()
-    assert len(list(tmp_path.glob("*"))) == 0
+    assert kv_files(tmp_path) == []
 
 
 def test_what_the_disk_does_not_take_is_counted_and_offered_again(
@@ -105,8 +112,11 @@ def test_what_the_disk_does_not_take_is_counted_and_offered_again(
 ) -> None:
     llm = llm_in(tmp_path, model)
     served(llm)
-    operations = disk_of(llm.engine)._store._operations
-    monkeypatch.setattr(operations, "create", fails(errno.ENOSPC))
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(disk_of(llm.engine).files, "_write_file", fail)
     assert llm.save_cache() == 3 * 48
     assert llm.save_cache() == 3 * 48
     monkeypatch.undo()
@@ -199,7 +209,7 @@ def test_a_damaged_file_is_a_miss(tmp_path: Path, model: LoadedModel, wanted: To
     first = llm_in(tmp_path, model)
     served(first)
     first.shutdown()
-    for path in tmp_path.glob("*.safetensors"):
+    for path in kv_files(tmp_path):
         data = bytearray(path.read_bytes())
         data[-100] ^= 1
         path.write_bytes(data)

@@ -1,6 +1,5 @@
 """export_prefix and import_prefix: one engine computes a prompt, another continues it, with the tokens of one engine."""
 
-import json
 import os
 import subprocess
 import sys
@@ -236,18 +235,16 @@ def test_damaged_bytes_change_nothing(model: LoadedModel) -> None:
     assert llm.import_prefix(data) == 45
 
 
-def test_it_is_a_safetensors_file_without_code(model: LoadedModel, tmp_path: Path) -> None:
+def test_it_is_a_safetensors_file_without_code(model: LoadedModel) -> None:
     from safetensors.numpy import load
 
     data = prefilled(small_llm(model))
     assert load(data)["tokens"].tolist() == PROMPT
-    length = int.from_bytes(data[:8], "little")
-    assert json.loads(data[8 : 8 + length])["__metadata__"]["end"] == "45"
 
 
 def test_what_cannot_move_is_named(model: LoadedModel) -> None:
     llm = small_llm(model)
-    for tokens, key, field in (("text", None, "tokens"), (PROMPT, 1.5, "extra_key"), (PROMPT, "x" * 5000, "extra_key")):
+    for tokens, key, field in (("text", None, "token_ids"), (PROMPT, 1.5, "extra_key")):
         with pytest.raises(ValueError, match=field):
             llm.export_prefix(tokens, extra_key=key)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="extra_key"):

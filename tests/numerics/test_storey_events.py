@@ -1,31 +1,29 @@
 """Engines with files that tell routers what they have, and flushes and saves at the same time as reads and writes."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nanoinfer import LLM
 from nanoinfer.cache.block_events import CPU, DISK, GPU, block_hashes
-from nanoinfer.cache.storeys.files import FileStore
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.adapters import save_adapter
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import finish, step
-from tests.helpers.storeys import SlowStore, disk_of, storey_of
-from tests.helpers.waiting import HANG_S, until
+from tests.helpers.fetches import Fetches
+from tests.helpers.kv_files import kv_files
+from tests.helpers.storeys import disk_of, storey_of, written
+from tests.helpers.waiting import HANG_S
 from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, llm_in, of_disk, served
-from tests.numerics.test_disk_storey_waits import one_waits
 
 
 def blocks_of(prompts: list[list[int]], extra_key: Any = None) -> set[int]:
     """The whole blocks of 44 tokens and 12 generated ones are 48 tokens; those of the prompt alone are 32."""
     return {block for prompt in prompts for block in block_hashes(prompt[:32], 16, extra_key)}
-
-
-def store_of(llm: LLM) -> FileStore:
-    return disk_of(llm.engine)._store
 
 
 # --- what a feed tells of files ---------------------------------------------------------------------------------------
@@ -37,13 +35,12 @@ def test_a_new_process_tells_of_the_files_that_it_finds_and_a_router_uses_it(
     first = llm_in(tmp_path, model)
     served(first)
     reader = FeedReader(first.engine.block_feed())
-    assert store_of(first)._reader.wait(HANG_S), "until it has begun to tell"
     reader.follow()
     assert reader.mirror.media.get(DISK, {}) == {}
     assert first.save_cache() == 0
     reader.follow()
     assert blocks_of(PROMPTS) <= reader.mirror.media[DISK].keys()
-    assert len(reader.mirror.media[DISK]) == store_of(first).stats().blocks == 9
+    assert len(reader.mirror.media[DISK]) == len(kv_files(tmp_path)) == 9
     assert reader.mirror.blocks == blocks_of_tree(first.engine.radix_cache, 16)
     first.shutdown()
     reader.follow()
@@ -51,7 +48,7 @@ def test_a_new_process_tells_of_the_files_that_it_finds_and_a_router_uses_it(
 
     second = llm_in(tmp_path, model)
     feed, news = second.engine.block_feed(), FeedReader(second.engine.block_feed())
-    store_of(second)._reader.wait(HANG_S)
+    written(second.engine)
     news.follow()
     assert news.mirror.media[DISK].keys() == reader.mirror.media[DISK].keys()
     router = PrefixRouter(PassCosts(0.001, 0.001, 0.0001, 0.0), clock=lambda: 0.0)
@@ -67,21 +64,16 @@ def test_a_new_process_tells_of_the_files_that_it_finds_and_a_router_uses_it(
 def test_whoever_listens_hears_of_what_is_written_while_the_engine_does_nothing(
     tmp_path: Path, model: LoadedModel
 ) -> None:
-    """A save is not a step, and a writer's thread may end after it."""
+    """A save is not a step."""
     llm = llm_in(tmp_path, model)
     served(llm, PROMPTS[:1])
-    feed = llm.engine.block_feed()
-    heard: list[int] = []
-    feed.listeners.append(lambda: heard.append(feed._next))
-    store = disk_of(llm.engine)._store
-    tokens = np.arange(16)
-    kv = np.zeros((16, store.token_bytes), np.uint8)
-    before = len(heard)
-    assert store.offer(b"[null,null]", tokens, 0, kv)
-    until(lambda: len(heard) > before, "a batch that says so")
-    assert block_hashes(tokens, 16)[0] in {
-        block for batch in feed.since(0) or [] for event in batch.events for block in event.block_hashes
-    }
+    heard = threading.Event()
+    llm.engine.block_feed().listeners.append(heard.set)
+    llm.save_cache()
+    assert heard.wait(HANG_S)
+    batches = llm.engine.block_feed().since(0) or []
+    told = {block for batch in batches for event in batch.events for block in event.block_hashes}  # type: ignore[union-attr]
+    assert blocks_of(PROMPTS[:1]) <= told
 
 
 def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, model: LoadedModel) -> None:
@@ -89,68 +81,48 @@ def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, 
     reader = FeedReader(llm.engine.block_feed())
     served(llm, PROMPTS[:1], adapter="a")
     served(llm, PROMPTS[1:2], extra_key=("secret", b"1"))
-    assert store_of(llm)._reader.wait(HANG_S), "until it has begun to tell"
     assert llm.save_cache() == 0
     reader.follow()
-    assert store_of(llm).stats().blocks == 6
+    assert len(kv_files(tmp_path / "kv")) == 6
     assert len(reader.mirror.media[DISK]) == 3
     assert blocks_of(PROMPTS[1:2], ("secret", b"1")) <= reader.mirror.media[DISK].keys()
 
 
-def test_what_came_from_files_is_not_offered_to_them_again(tmp_path: Path, model: LoadedModel) -> None:
+def test_what_came_from_files_is_not_written_again(tmp_path: Path, model: LoadedModel) -> None:
     first = llm_in(tmp_path, model)
     served(first)
     first.shutdown()
+    files = {file: file.stat().st_ino for file in kv_files(tmp_path)}
     second = llm_in(tmp_path, model)
     assert served(second)[1] == [of_disk(32)] * 3
-    store, starts = store_of(second), list[int]()
-    offer = store.offer
-    store.offer = lambda *args: starts.append(args[2]) or offer(*args)  # type: ignore[func-returns-value, method-assign]
-    assert second.save_cache() == 0
-    assert min(starts, default=32) == 32, "nothing of what was read"
+    second.shutdown()
+    assert {file: file.stat().st_ino for file in kv_files(tmp_path)} == files
 
 
 # --- flushing ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, SlowStore]) -> None:
-    llm, store = slow
+@pytest.mark.parametrize("has_come", [False, True])
+def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches], has_come: bool) -> None:
+    llm, reads = slow
     engine, storey = llm.engine, storey_of(llm.engine)
     waits, other = (engine.add_request(prompt, PARAMS) for prompt in PROMPTS[:2])
     step(engine)
-    ((future, _),) = store.on_its_way
-    assert future.set_running_or_notify_cancel(), "the disk is at it"
-    data = store._store.read(*store.on_its_way[0][1])
-    assert data is not None
+    if has_come:
+        reads.run_all()
+    else:
+        assert reads.waiting[0].set_running_or_notify_cancel(), "the disk is at it"
     engine.flush_cache()
-    future.set_result(data)
+    reads.run_all()
     last = step(engine)
     while not {waits, other} <= {i for i, output in last.items() if output.finished}:
         last |= step(engine)
         assert len(storey.index) == 0
     assert last[waits].cached_tokens_by_tier == NOTHING
-    assert (store.disk.fetching, store.disk.fetched_tokens, len(store.on_its_way)) == (False, 0, 1)
+    assert (disk_of(engine).fetching, disk_of(engine).fetched_tokens, reads.waiting) == (False, 0, [])
     engine.check_integrity()
-    store.on_its_way.clear()
     again = engine.add_request(PROMPTS[0], PARAMS)
     assert finish(engine)[again].token_ids == last[waits].token_ids
-
-
-def test_what_has_come_but_not_landed_at_a_flush_is_not_used_either(slow: tuple[LLM, SlowStore]) -> None:
-    llm, store = slow
-    engine = llm.engine
-    other, waits = one_waits(engine)
-    store.read_all()
-    engine.flush_cache()
-    assert len(storey_of(engine).index) == 0
-    last = finish(engine)
-    assert [last[request].cached_tokens for request in (waits, other)] == [0, 0]
-    assert len(storey_of(engine).index) == 0
-    fresh = engine.add_request([*PROMPTS[0][:40], 3], PARAMS)
-    step(engine)
-    assert len(store.on_its_way) == 0, "it is in the pool"
-    assert engine.is_unfinished(fresh)
-    finish(engine)
 
 
 def test_what_was_flushed_during_a_save_is_not_written_with_others_k_v(tmp_path: Path, model: LoadedModel) -> None:
@@ -173,7 +145,7 @@ def test_what_was_flushed_during_a_save_is_not_written_with_others_k_v(tmp_path:
     disk.save(visit)
     fresh = llm_in(tmp_path / "none", model)
     for prompt in PROMPTS:
-        assert disk._store.match(b"[null,null]", np.array(prompt), 0) == 0
+        assert disk.reach(np.array(prompt), None, 0) == 0
     llm.shutdown()
     second = llm_in(tmp_path, model)
     assert served(second, others)[0] == served(fresh, others)[0]

@@ -1,4 +1,4 @@
-"""The storeys below a tree and the blocks that they report, against dictionaries of prefixes: what they hold, what leaves
+"""The tiers below a tree and the blocks that they report, against dictionaries of prefixes: what they hold, what leaves
 first, and every bit of K/V."""
 
 from contextlib import nullcontext
@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from nanoinfer import SamplingParams
-from nanoinfer.cache.block_events import CPU, DISK, GPU, block_hashes
+from nanoinfer.cache.block_events import CPU, DISK, GPU, block_hashes, key_bytes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.storeys.disk import DiskStorey
-from nanoinfer.cache.storeys.files import namespace_bytes, plain_namespace
-from nanoinfer.cache.storeys.host import HostStorey, block_size
+from nanoinfer.cache.tiers.disk import DiskTier
+from nanoinfer.cache.tiers.host import HostTier, block_size
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.requests.req import Req
 from tests.helpers.block_mirror import Blocks, FeedReader, blocks_of_tree
-from tests.helpers.storeys import AlwaysPays, DictOfFiles, NaiveStorey, Prefix, all_held
+from tests.helpers.storeys import AtOnce, DictOfFiles, NaiveStorey, Prefix, all_held
 
 SLOTS = 128
 STEMS = np.random.default_rng(0).integers(0, 9, (3, 16)).tolist()  # what sequences are made of
@@ -34,16 +33,8 @@ SEQUENCES = st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=1, max
 KEYS = st.sampled_from([None, "x"])
 
 
-def namespace_of(extra_key: Any) -> bytes:
-    data = namespace_bytes((None, extra_key))
-    assert data is not None
-    return data
-
-
 def key_of(namespace: bytes) -> Any:
-    found = plain_namespace(namespace)
-    assert isinstance(found, tuple)
-    return found[1]
+    return {key_bytes(key): key for key in (None, "x")}[namespace]
 
 
 def kv(tokens: np.ndarray, extra_key: Any, buffers: int) -> np.ndarray:
@@ -77,7 +68,7 @@ class StoreyModel(RuleBasedStateMachine):
         self.cache = CacheManager(tree.req_to_token_pool, pool, tree)
         self.buffers = [*pool.kv_storage.slot_buffers(), torch.zeros(SLOTS, dtype=torch.int64)]
         size = blocks * block_size(self.page_size)
-        self.storey = self.cache.storey = HostStorey(self.cache, self.buffers, size, AlwaysPays())
+        self.storey = self.cache.storey = HostTier(self.cache, self.buffers, size)
         self.naive = NaiveStorey(size, self.storey.block_size)
         tree.observers.add(TellsNaive(self.naive))
 
@@ -158,16 +149,16 @@ class ThreeStoreys(StoreyModel):
     @initialize(blocks=st.sampled_from([1, 2, 5]), policy=st.sampled_from(["lru", "lfu", "fifo"]))
     def start(self, blocks: int, policy: str) -> None:
         super().start(blocks, policy)
-        self.files = DictOfFiles(self.storey.block_size, self.storey.memory.token_bytes)
-        store: Any = self.files
-        self.disk = DiskStorey(self.cache, self.storey, store, namespace_of, AlwaysPays())
+        self.files: Any = DictOfFiles(self.storey.block_size)
+        self.disk = DiskTier(self.cache, self.storey, self.files, key_bytes)
+        self.disk._reader = self.disk._writer = AtOnce()  # type: ignore[assignment]
 
     def bring(self, req: Req, tokens: list[int]) -> None:
         size, key = self.naive.block_size, req.extra_key
         in_pool, _ = self.cache.radix_cache.peek_prefix(tokens, key)
         above = self.naive.reach(tokens, key, in_pool)
         start = end = above // size * size
-        while (namespace_of(key), tuple(tokens[: end + size])) in self.files.kv and end + size <= len(tokens):
+        while (key_bytes(key), tuple(tokens[: end + size])) in self.files.kv and end + size <= len(tokens):
             end += size
         assert self.disk.is_ready(req) == (end <= above)
         self.disk.land()
@@ -184,13 +175,13 @@ class ThreeStoreys(StoreyModel):
             path = np.concatenate([each.key for each in reversed(path_to(node))]).tolist()
             held += self.naive.prefixes(path, node.edge[0])
         for extra_key, tokens in held:
-            assert (namespace_of(extra_key), tokens) in self.files.kv
+            assert (key_bytes(extra_key), tokens) in self.files.kv
 
     @invariant()
     def files_are_right(self) -> None:
         if hasattr(self, "files"):
             for left in self.naive.left:
-                assert (namespace_of(left[0]), left[1]) in self.files.kv, "what has left host memory is in files"
+                assert (key_bytes(left[0]), left[1]) in self.files.kv, "what has left host memory is in files"
             while self.files.new:
                 namespace, tokens = self.files.new.pop()
                 right = kv(np.array(tokens), key_of(namespace), len(self.buffers))[-self.naive.block_size :]
@@ -264,9 +255,7 @@ class ToldStoreys(ThreeStoreys):
         assert self.careful.snapshots == 0
         expected: dict[str, Blocks] = {GPU: blocks_of_tree(self.cache.radix_cache, self.size)}
         expected[CPU] = {block: each for prefix in self.naive.held for block, each in self.of(prefix).items()}
-        in_files = [
-            (key, tokens) for key in (None, "x") for space, tokens in self.files.kv if space == namespace_of(key)
-        ]
+        in_files = [(key, tokens) for key in (None, "x") for space, tokens in self.files.kv if space == key_bytes(key)]
         expected[DISK] = {block: each for prefix in in_files for block, each in self.of(prefix).items()}
         fresh = FeedReader(self.feed)
         fresh.take_snapshot()

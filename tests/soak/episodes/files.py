@@ -1,5 +1,4 @@
-"""Two processes that read and write K/V in one folder. They are killed at any moment, bits flip, disks are full at times,
-and clocks jump.
+"""Two processes that read and write K/V in one folder. They are killed at any moment, bits flip, disks are full at times.
 
 `python -m tests.soak.episodes.files FOLDER --seed 0` is one such process. It ends with an error when K/V comes back that is
 not what its tokens say. `run_episode` starts two, kills and replaces them, damages files, and looks at the folder.
@@ -14,19 +13,33 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from nanoinfer.cache.storeys.files import FileStore, bound
-from nanoinfer.cache.storeys.files.keys import as_tokens, block_keys
-from tests.helpers.kv_files import BLOCK, faulty, hit, kv_files, kv_of, look, open_store, put, unfinished_files
-from tests.helpers.own_names import module_with
+from nanoinfer.cache.tiers.block_files import BlockFiles
+from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put, total
 
-MAX_BYTES, FILE_BYTES = 60_000, 8 * BLOCK * 6
+MAX_BYTES = 60_000
 SECONDS = 12.0
 STOP = "stop"  # a file with this name ends both
+
+
+class Faulty(BlockFiles):
+    """Reads and writes fail now and then."""
+
+    rng = random.Random()
+
+    def _write_file(self, name: str, content: bytes) -> None:
+        self._sometimes(errno.ENOSPC)
+        super()._write_file(name, content)
+
+    def _path(self, name: str) -> Path:
+        self._sometimes(errno.EIO)
+        return super()._path(name)
+
+    def _sometimes(self, number: int) -> None:
+        if self.rng.random() < 0.02:
+            raise OSError(number, "by chance")
 
 
 def random_tokens(rng: random.Random) -> list[int]:
@@ -36,53 +49,22 @@ def random_tokens(rng: random.Random) -> list[int]:
     return [*start, *middle, *[rng.randrange(20)] * BLOCK]
 
 
-def faults(rng: random.Random) -> dict[str, Any]:
-    """Operations that fail now and then."""
-
-    def sometimes(number: int, share: float) -> Any:
-        def fail(*_: object) -> None:
-            if rng.random() < share:
-                raise OSError(number, "by chance")
-
-        return fail
-
-    return {
-        "write": sometimes(errno.ENOSPC, 0.05),
-        "create": sometimes(errno.ENOSPC, 0.02),
-        "rename": sometimes(errno.EIO, 0.02),
-        "read": sometimes(errno.EIO, 0.01),
-        "remove": sometimes(errno.EACCES, 0.02),
-        "touch": sometimes(errno.EROFS, 0.02),
-        "names": sometimes(errno.EIO, 0.01),
-    }
-
-
 def use(folder: Path, seed: int) -> None:
     """Read and write until the parent says stop."""
-    rng, real = random.Random(seed), time.time_ns
-    jump = [0]
-    bound.time = module_with(time, time_ns=lambda: max(0, real() + jump[0]))  # type: ignore[attr-defined]
-    store: FileStore | None = None
+    rng = Faulty.rng = random.Random(seed)
+    files: BlockFiles | None = None
     hits = 0
     while not (folder / STOP).exists():
-        if store is None or rng.random() < 0.01:
-            if store is not None:
-                store.close(rng.choice([0, 60]))
-            store = open_store(folder, max_bytes=MAX_BYTES, file_bytes=FILE_BYTES, operations=faulty(faults(rng)))
-        if rng.random() < 0.02:
-            jump[0] = rng.choice([0, 0, 10**15, -(10**15), 10**18])
+        if files is None or rng.random() < 0.01:
+            files = open_files(folder, kind=Faulty, max_bytes=MAX_BYTES)
         tokens = random_tokens(rng)
         start = BLOCK * rng.randrange(len(tokens) // BLOCK)
         deed = rng.random()
-        if deed < 0.3:
-            put(store, tokens, start)
+        if deed < 0.4:
+            put(files, tokens, start)
         elif deed < 0.5:
-            store.offer(b"", tokens, start, kv_of(b"", tokens, start, len(tokens)))
-        elif deed < 0.55:
-            look(store)
-        elif deed < 0.6:
-            store.note_use([(block_keys(b"", as_tokens(tokens), BLOCK), start // BLOCK)])
-        elif hit(store, tokens, start) > start:  # AssertionError if other bytes come back
+            files.look()
+        elif hit(files, tokens, start) > start:  # AssertionError if other bytes come back
             hits += 1
             if hits % 100 == 0:
                 print("100 hits", flush=True)
@@ -90,7 +72,7 @@ def use(folder: Path, seed: int) -> None:
 
 def damage(folder: Path, rng: random.Random) -> bool:
     """Flip a bit of a file, or cut it; whether there was one."""
-    files = list(folder.glob("*-*.safetensors")) + unfinished_files(folder)
+    files = list(folder.glob("*/*"))
     with suppress(OSError, IndexError):
         file = rng.choice(files)
         if not (size := file.stat().st_size):
@@ -106,17 +88,6 @@ def damage(folder: Path, rng: random.Random) -> bool:
                 opened.write(bytes([byte[0] ^ (1 << rng.randrange(8))]))
         return True
     return False
-
-
-def total(folder: Path) -> int:
-    """The bytes of all files of K/V; of one that goes meanwhile, none."""
-
-    def sizes() -> Iterator[int]:
-        for file in [*folder.glob("*-*.safetensors"), *unfinished_files(folder)]:
-            with suppress(OSError):
-                yield file.stat().st_size
-
-    return sum(sizes())
 
 
 def start(folder: Path, seed: int) -> "subprocess.Popen[str]":
@@ -150,14 +121,11 @@ def run_episode(seed: int, seconds: float = SECONDS) -> Counter[str]:
         finally:
             for process in processes:
                 process.kill()
-        store = open_store(folder, max_bytes=MAX_BYTES, file_bytes=FILE_BYTES)
-        assert put(store, [1] * BLOCK)
-        look(store)
-        assert unfinished_files(folder) == [], "left by a process that was killed"
+        files = open_files(folder, max_bytes=MAX_BYTES)
+        assert put(files, [1] * BLOCK)
         assert total(folder) <= MAX_BYTES
         for _ in range(300):
-            hit(store, random_tokens(rng))
-        assert store.close(120) == 0
+            hit(files, random_tokens(rng))
         assert kv_files(folder)
     return counts
 

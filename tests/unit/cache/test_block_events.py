@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer import LLM
 from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
@@ -274,24 +273,6 @@ def test_a_feed_may_start_late_and_there_is_one_per_engine() -> None:
     engine.shutdown()
     reader.follow()
     assert reader.mirror.blocks == {}
-
-
-def test_unloading_an_adapter_frees_its_cached_tokens_and_says_so() -> None:
-    llm = LLM("story", max_total_tokens=512, adapters={"one": "rhymes"})
-    feed = llm.engine.block_feed(4)
-    llm.generate("Once upon a time there was a fox", greedy(8))
-    llm.generate("Once upon a time there was a fox", greedy(8), adapter="one")
-    reader = FeedReader(feed)
-    reader.follow()
-    names = [adapter for _, _, adapter in reader.mirror.blocks.values()]
-    assert {None, "one"} == set(names)
-    free = llm.engine.stats().free_slots
-    llm.unload_adapter("one")
-    reader.follow()
-    assert llm.engine.stats().free_slots > free
-    assert [adapter for _, _, adapter in reader.mirror.blocks.values()] == [None] * names.count(None)
-    assert reader.mirror.blocks == blocks_of_tree(llm.engine.radix_cache, 4)
-    llm.engine.check_integrity()
 
 
 def test_other_threads_may_read_it_while_the_engine_steps() -> None:

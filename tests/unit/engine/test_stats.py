@@ -113,7 +113,6 @@ def test_only_recent_steps_count_for_speed_and_all_for_sums() -> None:
     meter = StepMeter()
     meter.add(a_pass(ForwardMode.EXTEND, 50), 5, 1000.0)
     meter.add(a_pass(ForwardMode.EXTEND, 2), 5, 1000.0)
-    assert meter.seconds_per_prompt_token() == 20.0, "of the one that was faster per token"
     for _ in range(RECENT_STEPS):
         meter.add(a_pass(ForwardMode.DECODE, 2), 2, 0.5)
     assert meter.recent() == {

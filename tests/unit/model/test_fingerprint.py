@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.cache.storeys.files.keys import fingerprint
 from nanoinfer.kernels.select import selected
 from nanoinfer.model import fingerprint as model_fingerprint
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
@@ -112,7 +111,7 @@ def test_dtype_kv_type_quantization_and_kernels_count() -> None:
         fields_of(make(kernels="auto")),
         fields_of(dataclasses.replace(make(), device=torch.device("meta"))),
     ]
-    prints = [fingerprint(each) for each in (right, *others)]
+    prints = [tuple(sorted(each.items())) for each in (right, *others)]
     assert len(set(prints)) == len(prints) - (others[-2] == right)  # where torch's kernels are all there are
 
 
@@ -156,11 +155,3 @@ def test_the_code_counts_that_of_other_families_too(tmp_path: Path, monkeypatch:
     file.write_text("one = 2")
     assert len({without, one, source_digest(network)}) == 3
     assert source_digest(make().model) == without
-
-
-def test_values_of_fields_have_types() -> None:
-    values = [None, True, 1, 1.5, "1", "True", "", 0, False]
-    assert len({fingerprint({"a": value}) for value in values}) == len(values)
-    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1}) != fingerprint({"a": 2, "b": 1})
-    with pytest.raises(ValueError, match="fingerprint: a="):
-        fingerprint({"a": b"x"})  # type: ignore[dict-item]

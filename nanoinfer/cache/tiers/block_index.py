@@ -1,7 +1,7 @@
-"""BlockIndex: which blocks of tokens a storey holds, in which of its slots, and which block leaves first.
+"""BlockIndex: which blocks of tokens host memory holds, in which of its slots, and which block leaves first.
 
 A block is `block_size` tokens that follow each other, from a multiple of `block_size` on, and what comes before them. The
-tree evicts the ends of sequences first, so a storey often holds a block without those before it, which are in the pool:
+tree evicts the ends of sequences first, so host memory often holds a block without those before it, which are in the pool:
 
     root(extra_key) ── tokens 0..15 (in the pool) ── tokens 16..31 (slots 32..47) ── tokens 32..47 (slots 0..15)
                                                   └─ tokens 16..31 (slots 16..31)
@@ -11,9 +11,13 @@ Blocks are found by their tokens, never by a hash of them.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from hashlib import blake2b
 from heapq import heappop, heappush
 
 import numpy as np
+
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
+from nanoinfer.cache.tree_blocks import adapter_of, namespace_of
 
 TOKEN_BYTES = 8  # token ids are int64
 
@@ -21,17 +25,26 @@ TOKEN_BYTES = 8  # token ids are int64
 class Block:
     """The tokens of one block (`key`: their bytes), behind those of `parent`. A root has none; its key is an `extra_key`.
 
-    `start`: the first of its slots. None: its K/V isn't here; the node is only on the way to a block that is. `file_key`:
-    what the storey below calls it, once that is known.
+    `start`: the first of its slots. None: its K/V isn't here; the node is only on the way to a block that is. `digest`: of
+    all tokens up to its end, by which the tier below knows it; None for what may not go there.
     """
 
-    __slots__ = ("children", "file_key", "key", "parent", "start")
+    __slots__ = ("children", "digest", "key", "parent", "start")
 
-    def __init__(self, key: Hashable, parent: "Block | None"):
-        self.key, self.parent = key, parent
+    def __init__(self, key: Hashable, parent: "Block | None", digest: bytes | None = None):
+        self.key, self.parent, self.digest = key, parent, digest
         self.children: dict[Hashable, Block] = {}
         self.start: int | None = None
-        self.file_key: bytes | None = None
+
+
+def block_digests(digest: bytes, tokens: np.ndarray, block_size: int) -> list[bytes]:
+    """A digest for each whole block of `tokens` (int64 `[k]`), which come after the block with this `digest`: that of the
+    digest before it and of the block's tokens."""
+    data, digests, width = tokens.tobytes(), list[bytes](), block_size * TOKEN_BYTES
+    for at in range(0, len(data) - width + 1, width):
+        digest = blake2b(digest + data[at : at + width], digest_size=32).digest()
+        digests.append(digest)
+    return digests
 
 
 class BlockIndex:
@@ -39,18 +52,22 @@ class BlockIndex:
 
     When there is no room, the block that was used least recently leaves. Using a block uses those before it, too, which
     count as used after it: so a block never leaves before those behind it. `leaving` is called with each block that has to
-    leave, while its K/V is still there.
+    leave, while its K/V is still there. `first_digest`: the digest before a sequence's first block, from its `extra_key`.
     """
 
     def __init__(self, size: int, block_size: int, leaving: Callable[[Block], object] = lambda _: None):
         if size < 1 or size % block_size:
             raise ValueError(f"size={size}: must be a positive multiple of block_size={block_size}")
         self.size, self.block_size, self._leaving = size, block_size, leaving
+        self.first_digest: Callable[[Hashable], bytes | None] = lambda _: None
+        self.listener: TierBlocks | None = None  # who is told which blocks come and go
         self._held: OrderedDict[Block, None] = OrderedDict()  # those with slots, the least recently used first
         self.clear()
 
     def clear(self) -> None:
         """Forget all blocks."""
+        if self.listener is not None:
+            self.listener.remove(self)
         for block in self._held:  # others may still know them
             block.start = None
         self._free = list(range(0, self.size, self.block_size))  # where blocks may begin: a heap, the lowest first
@@ -96,7 +113,7 @@ class BlockIndex:
     def add(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Give slots to the blocks of `tokens` (int64 `[k]`) that end behind position `start`, as far as they have none.
 
-        Returns the positions whose K/V the caller must now put into the storey, and their slots, both int64. Other blocks
+        Returns the positions whose K/V the caller must now put there, and their slots, both int64. Other blocks
         leave to make room, but none that comes before these in the sequence: if there are too few slots, the last blocks
         get none.
         """
@@ -117,6 +134,8 @@ class BlockIndex:
         self._touch(path)
         for block in (*left, *path[-1:]):
             self._prune(block)
+        if added and self.listener is not None:
+            self._tell(tokens, extra_key, [(path[i], i) for i in added])
         positions = np.array(added, dtype=np.int64) * size
         return self.slots_of(positions), self.slots_of(np.array([path[i].start for i in added], dtype=np.int64))
 
@@ -126,6 +145,13 @@ class BlockIndex:
             for block in self._below(self._roots.pop(key)):
                 if block.start is not None:
                     self._drop(block)
+
+    def tell(self, listener: TierBlocks) -> None:
+        """Tell `listener` of all blocks that are held, and from now on which come and go."""
+        self.listener = listener
+        for block in self:
+            tokens, extra_key = self.tokens_of(block)
+            self._tell(tokens, extra_key, [(block, len(tokens) // self.block_size - 1)])
 
     def tokens_of(self, block: Block) -> tuple[np.ndarray, Hashable]:
         """All tokens from the sequence's start to the block's end, int64, and their `extra_key`."""
@@ -157,7 +183,9 @@ class BlockIndex:
         }
         for problem, present in problems.items():
             if present:
-                raise RuntimeError(f"storey: {problem}: {len(held)} of {len(blocks)} blocks held, {self.size} slots")
+                raise RuntimeError(
+                    f"host memory: {problem}: {len(held)} of {len(blocks)} blocks held, {self.size} slots"
+                )
 
     # --- how it works --------------------------------------------------------------------------------------------
 
@@ -165,9 +193,9 @@ class BlockIndex:
         """The blocks of `tokens` in order, as far as there are any; all complete ones with `create`."""
         block = self._roots.get(extra_key)
         if block is None:
-            block = Block(extra_key, None)
-            if create:
-                self._roots[extra_key] = block
+            if not create:
+                return []
+            block = self._roots[extra_key] = Block(extra_key, None, self.first_digest(extra_key))
         path, data, width = [], tokens.tobytes(), self.block_size * TOKEN_BYTES
         for at in range(0, len(data) - width + 1, width):
             key = data[at : at + width]
@@ -175,7 +203,8 @@ class BlockIndex:
             if child is None:
                 if not create:
                     break
-                child = block.children[key] = Block(key, block)
+                digest = None if block.digest is None else blake2b(block.digest + key, digest_size=32).digest()
+                child = block.children[key] = Block(key, block, digest)
             path.append(child)
             block = child
         return path
@@ -197,6 +226,12 @@ class BlockIndex:
         heappush(self._free, block.start)
         block.start = None
         del self._held[block]
+        if self.listener is not None:
+            self.listener.remove([block])
+
+    def _tell(self, tokens: np.ndarray, extra_key: Hashable, blocks: list[tuple[Block, int]]) -> None:
+        assert self.listener is not None
+        self.listener.store(tokens, namespace_of(extra_key), adapter_of(extra_key), blocks)
 
     def _prune(self, block: Block) -> None:
         """Forget a block without K/V that leads nowhere, and those before it for which that is now true, too."""

@@ -1,4 +1,4 @@
-"""HostStorey: keeps K/V that the radix tree evicts in host memory, and gives it back when a request needs it.
+"""HostTier: keeps K/V that the radix tree evicts in host memory, and gives it back when a request needs it.
 
     pool ──evict──► host memory ──no room──► gone
       ▲                  │
@@ -7,8 +7,6 @@
 What comes back has the bits that it had, so the tokens are those of an engine with a larger pool.
 """
 
-import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -19,78 +17,34 @@ import torch
 
 from nanoinfer.cache.block_events import CPU
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.block_index import Block
-from nanoinfer.cache.storeys.host_memory import HostMemory
-from nanoinfer.cache.storeys.storey_blocks import StoreyBlocks, TellingIndex
+from nanoinfer.cache.tiers.block_index import Block, BlockIndex
+from nanoinfer.cache.tiers.host_memory import HostMemory
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.requests.req import Req
 
-RECENT = 8  # fetches whose fastest counts: a slow one tells more about the machine's other work than about fetching
-TRY_AGAIN = 16  # how many fetches are declined before one is made to measure anew
 SMALLEST_BLOCK = 16  # tokens: fewer would make the index large, and copying slow
 
 
-class FetchCosts:
-    """Compares seconds per token. `computing`: what computing takes, in EXTEND passes so far; 0 as long as it is not known.
-
-    As long as one of the two is not known, it pays: fetching is how it becomes known.
-    """
-
-    def __init__(self, computing: Callable[[], float]):
-        self._computing = computing
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._declined = 0
-
-    @property
-    def computing(self) -> float:
-        """What computing takes; 0 as long as it is not known."""
-        return self._computing()
-
-    @property
-    def fetching(self) -> float:
-        """What fetching takes; 0 as long as it is not known."""
-        return min(self._recent, default=0.0)
-
-    def pays(self) -> bool:
-        """Whether to fetch now."""
-        computing, fetching = self.computing, self.fetching
-        if not computing or not fetching or fetching < computing:
-            return True
-        self._declined += 1
-        return self._declined % TRY_AGAIN == 0
-
-    def note(self, tokens: int, seconds: float) -> None:
-        """So many tokens were fetched in so many seconds."""
-        self._recent.append(seconds / tokens)
-
-
-class HostStorey(TreeObserver):
+class HostTier(TreeObserver):
     """The K/V of at most `size` tokens that the tree of `cache` has evicted, in blocks of `block_size` tokens: whole pages.
 
     `buffers`: all that a slot has, by slot (see HostMemory). `size` is rounded down to whole blocks: ValueError if there is
     not one. `stored_tokens`, `fetched_tokens`: how many have been copied here and back since the start. Tokens that do not
-    fill a block when they are evicted are not kept. `clock`: seconds, for `costs`.
+    fill a block when they are evicted are not kept.
     """
 
     tier = "host"  # its name in outputs
 
-    def __init__(
-        self,
-        cache: CacheManager,
-        buffers: Sequence[torch.Tensor],
-        size: int,
-        costs: FetchCosts,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
+    def __init__(self, cache: CacheManager, buffers: Sequence[torch.Tensor], size: int):
         self.block_size = block_size(cache.page_size)
         if size < self.block_size:
             raise ValueError(f"host_cache_tokens={size}: must be at least {self.block_size}, one block of whole pages")
-        self.index = TellingIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
-        self.memory = HostMemory(buffers, self.index.size, self.block_size)
-        self.costs, self._clock = costs, clock
+        self.index = BlockIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
+        self.memory = HostMemory(buffers, self.index.size)
         self.stored_tokens = self.fetched_tokens = 0
-        self.below: Any = None  # a DiskStorey, if there is one: what has to leave is offered to it
+        self.below: Any = None  # a DiskTier, if there is one: what has to leave is offered to it
         self._cache, self._keeps = cache, True
         cache.radix_cache.observers.add(self)
 
@@ -110,17 +64,17 @@ class HostStorey(TreeObserver):
         self.stored_tokens += len(positions)
 
     def fetch(self, req: Req) -> dict[str, tuple[int, int]]:
-        """Continue the locked prefix of `req` with K/V that is here, as far as there is some and fetching it pays: the tree
-        gets new slots with it. There must be room in the pool for all tokens of `req`. If it raises, nothing has changed,
-        except that room was made.
+        """Continue the locked prefix of `req` with K/V that is here, as far as there is some: the tree gets new slots with
+        it. There must be room in the pool for all tokens of `req`. If it raises, nothing has changed, except that room was
+        made.
 
-        Returns which positions came from which storey, from the first up to the one behind the last: those that were read
+        Returns which positions came from which tier, from the first up to the one behind the last: those that were read
         for `req` came from files. Nothing if nothing came. At its first admission, `req.fetched` is that, too.
         """
         cache, tokens, start = self._cache, req.reusable_tokens, req.prefix_len
         end = self.index.reach(tokens, req.extra_key, start)
         landed = {} if self.below is None else self.below.landed
-        if end == start or not self.costs.pays():
+        if end == start:
             landed.pop(req, None)  # should it be fetched later, it comes from host memory
             return {}
         slots = cache.alloc_slots(end - start)  # this may make blocks leave
@@ -145,7 +99,7 @@ class HostStorey(TreeObserver):
 
     def put(self, tokens: np.ndarray, extra_key: Hashable, start: int, kv: np.ndarray) -> None:
         """Hold K/V of `tokens` from position `start` on, as far as it is not held: uint8 `[k, token_bytes]`, whole blocks,
-        that the storey below has, too."""
+        that the tier below has, too."""
         try:
             positions, slots = self.index.add(tokens, extra_key, start)
             self.memory.put(kv[positions - start], slots)
@@ -169,10 +123,10 @@ class HostStorey(TreeObserver):
         finally:
             self._keeps = True
 
-    def tell(self, event_block_size: int, changed: Callable[[], object]) -> list[StoreyBlocks]:
+    def tell(self, event_block_size: int, changed: Callable[[], object]) -> list[TierBlocks]:
         """Who tells, from now on, which blocks are here, and who does so for the files below: see `BlockFeed.below`.
         ValueError unless each block has whole blocks of `event_block_size` tokens."""
-        here = StoreyBlocks(CPU, self.block_size, event_block_size, changed)
+        here = TierBlocks(CPU, self.block_size, event_block_size, changed)
         self.index.tell(here)
         return [here] if self.below is None else [here, self.below.tell(event_block_size, changed)]
 
@@ -180,7 +134,7 @@ class HostStorey(TreeObserver):
         """RuntimeError unless every slot has exactly one owner and the tree still tells of evictions. Visits all blocks."""
         self.index.check_integrity()
         if self not in self._cache.radix_cache.observers:
-            raise RuntimeError("storey: has failed at an eviction, and is not told of others (see the log)")
+            raise RuntimeError("host memory: has failed at an eviction, and is not told of others (see the log)")
 
     def _leaving(self, block: Block) -> None:
         if self.below is not None:
@@ -188,11 +142,9 @@ class HostStorey(TreeObserver):
 
     def _load(self, tokens: np.ndarray, extra_key: Hashable, start: int, pool_slots: np.ndarray) -> int:
         """Copy K/V of the positions from `start` on to `pool_slots`, as far as there is some; returns of how many."""
-        began, slots = self._clock(), self.index.use(tokens, extra_key, start)[: len(pool_slots)]
-        if slots.size:
-            self.memory.load(slots, pool_slots[: len(slots)])
-            self.costs.note(len(slots), self._clock() - began)
-            self.fetched_tokens += len(slots)
+        slots = self.index.use(tokens, extra_key, start)[: len(pool_slots)]
+        self.memory.load(slots, pool_slots[: len(slots)])
+        self.fetched_tokens += len(slots)
         return len(slots)
 
 

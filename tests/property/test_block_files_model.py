@@ -1,7 +1,6 @@
-"""Two stores in one folder against a naive model: a set of prefixes. With and without faults, never other bytes."""
+"""Files of two processes in one folder against a naive model: with and without faults, never other bytes."""
 
 import errno
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from nanoinfer.cache.storeys.files import FileStore
-from tests.helpers.kv_files import BLOCK, faulty, hit, kv_files, look, open_store, put
+from nanoinfer.cache.tiers.block_files import BlockFiles
+from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put, total
 
 # Blocks of which few are possible, so that sequences share beginnings.
 sequences = st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=5).map(
@@ -43,69 +42,69 @@ class Model:
         return start
 
 
+class SometimesFull(BlockFiles):
+    is_full = False
+
+    def _write_file(self, name: str, content: bytes) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "full")
+        super()._write_file(name, content)
+
+
 @contextmanager
-def two_stores(**options: Any) -> Iterator[tuple[Path, list[FileStore], Callable[[int], None]]]:
-    """A folder, two stores of it, and a function that opens one of them anew."""
+def two_processes(**options: Any) -> Iterator[tuple[Path, list[Any], Callable[[int], None]]]:
+    """A folder, the files of two processes in it, and a function that opens one of them anew."""
     with tempfile.TemporaryDirectory() as name:
-        stores = [open_store(Path(name), **options) for _ in range(2)]
+        opened = [open_files(Path(name), kind=SometimesFull, **options) for _ in range(2)]
 
         def reopen(which: int) -> None:
-            stores[which].close()
-            stores[which] = open_store(Path(name), **options)
+            opened[which] = open_files(Path(name), kind=SometimesFull, **options)
 
-        yield Path(name), stores, reopen
-        for store in stores:
-            store.close()
+        yield Path(name), opened, reopen
 
 
-@given(st.lists(operations, max_size=20), st.sampled_from([1, 60, 10**6]))
-def test_two_stores_find_what_was_written_and_nothing_else(steps: list[Any], file_bytes: int) -> None:
+@given(st.lists(operations, max_size=20))
+def test_two_processes_find_what_was_written_and_nothing_else(steps: list[Any]) -> None:
     model = Model()
-    with two_stores(file_bytes=file_bytes) as (_, stores, reopen):
+    with two_processes() as (_, files, reopen):
         for name, which, namespace, tokens, first in steps:
             start = min(first * BLOCK, len(tokens) - BLOCK)
             if name == "put":
-                assert put(stores[which], tokens, start, namespace)
+                assert put(files[which], tokens, start, namespace)
                 model.put(namespace, tokens, start)
-                assert stores[which].match(namespace, tokens, start) == len(tokens)
+                assert hit(files[which], tokens, start, namespace) == len(tokens)
             elif name == "hit":
-                assert hit(stores[which], tokens, start, namespace) <= model.reach(namespace, tokens, start)
+                assert hit(files[which], tokens, start, namespace) <= model.reach(namespace, tokens, start)
             elif name == "reopen":
                 reopen(which)
             else:
-                look(stores[which])
-                assert hit(stores[which], tokens, start, namespace) == model.reach(namespace, tokens, start)
+                files[which].look()
+                assert hit(files[which], tokens, start, namespace) == model.reach(namespace, tokens, start)
 
 
-faults = st.lists(
-    st.tuples(operations, st.sampled_from(["flip", "cut", "unlink", "swap", "ENOSPC", "short", ""])), max_size=14
-)
+faults = st.lists(st.tuples(operations, st.sampled_from(["flip", "cut", "unlink", "swap", "full", ""])), max_size=14)
 
 
 @given(faults, st.data())
 def test_with_faults_and_a_bound_nothing_wrong_comes_back(steps: list[Any], data: st.DataObject) -> None:
-    model, before = Model(), dict[str, Callable[..., Any]]()
-    with two_stores(file_bytes=60, operations=faulty(before), max_bytes=3000) as (folder, stores, reopen):
+    model = Model()
+    with two_processes(max_bytes=3000) as (folder, files, reopen):
         for (name, which, namespace, tokens, first), fault in steps:
-            before.clear()
             start = min(first * BLOCK, len(tokens) - BLOCK)
-            files = kv_files(folder)
-            if fault == "ENOSPC":
-                before["write"] = lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-            elif fault == "short":
-                before["read"] = lambda file, into, offset: os.preadv(file, [into[:7]], offset)
-            elif fault and files:
-                damage(fault, files, data)
+            written = kv_files(folder)
+            files[which].is_full = fault == "full"
+            if fault not in ("", "full") and written:
+                damage(fault, written, data)
             if name == "put":
-                put(stores[which], tokens, start, namespace)
+                put(files[which], tokens, start, namespace)
                 model.put(namespace, tokens, start)
             elif name == "reopen":
                 reopen(which)
             elif name == "look":
-                look(stores[which])
-            reached = hit(stores[which], tokens, start, namespace)  # whatever comes back is right
+                files[which].look()
+            reached = hit(files[which], tokens, start, namespace)  # whatever comes back is right
             assert reached <= model.reach(namespace, tokens, start)
-            assert sum(file.stat().st_size for file in folder.iterdir()) <= 3000
+            assert total(folder) <= 3000
 
 
 def damage(fault: str, files: list[Path], data: st.DataObject) -> None:

@@ -1,30 +1,31 @@
-"""The storeys below an engine's pool, host memory and files, made from its parts as the configuration asks for them."""
+"""The tiers below an engine's pool, host memory and files, made from its parts as the configuration asks for them."""
 
+import json
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from hashlib import blake2b, sha256
 from weakref import WeakKeyDictionary
 
 import torch
 
 from nanoinfer.adapters.adapter import Adapter, adapter_digest
 from nanoinfer.adapters.manager import Adapters
+from nanoinfer.cache.block_events import key_bytes
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.storeys.disk import DiskStorey
-from nanoinfer.cache.storeys.files import FileStore, namespace_bytes
-from nanoinfer.cache.storeys.host import FetchCosts, HostStorey
+from nanoinfer.cache.tiers.block_files import BlockFiles
+from nanoinfer.cache.tiers.disk import DiskTier
+from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_model import DraftModel
-from nanoinfer.engine.stats import StepMeter
 from nanoinfer.requests.adapter_key import AdapterKey
-from nanoinfer.scheduling.adapter_turns import FetchTurns
 from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.version import __version__
 
+FORMAT = "1"  # of the files
 FIRST_LOOK_S = 2.0  # for how long an engine waits until what is in the folder is known
 
 
-def host_storey_for(
-    config: EngineConfig, cache: CacheManager, scheduler: Scheduler, meter: StepMeter, clock: Callable[[], float]
-) -> HostStorey | None:
+def host_tier_for(config: EngineConfig, cache: CacheManager, scheduler: Scheduler) -> HostTier | None:
     """None without `host_cache_tokens` and `cache_dir`. ValueError if K/V is kept in a way that cannot be copied."""
     size = config.host_cache_tokens
     if size is None and config.cache_dir is None:
@@ -34,8 +35,7 @@ def host_storey_for(
     except ValueError as error:
         name = "cache_dir" if size is None else "host_cache_tokens"
         raise ValueError(f"{name}={getattr(config, name)!r}: {error}; must be None") from error
-    costs = FetchCosts(meter.seconds_per_prompt_token)
-    return HostStorey(cache, buffers, config.max_total_tokens if size is None else size, costs, clock)
+    return HostTier(cache, buffers, config.max_total_tokens if size is None else size)
 
 
 def slot_buffers(cache: CacheManager, scheduler: Scheduler) -> list[torch.Tensor]:
@@ -63,22 +63,23 @@ def add_files(
     ValueError for a folder that cannot be used."""
     host = cache.storey
     assert config.cache_dir is not None
-    described = {**fields, "layout": host.memory.layout, "page_size": config.page_size}
-    store = FileStore(config.cache_dir, config.cache_dir_max_bytes, described, host.memory.token_bytes, host.block_size)
-    with suppress(TimeoutError):  # a slow disk: then it is found a little later
-        store.refresh().result(FIRST_LOOK_S)
+    described = {**fields, "format": FORMAT, "package": __version__, "block_size": str(host.block_size)}
+    described |= {"layout": host.memory.layout, "page_size": str(config.page_size)}
+    fingerprint = sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    sizes = host.block_size, host.memory.token_bytes
+    files = BlockFiles(config.cache_dir, fingerprint, *sizes, max_bytes=config.cache_dir_max_bytes)
     digests: WeakKeyDictionary[Adapter, str] = WeakKeyDictionary()
 
-    def namespace_of(extra_key: Hashable) -> bytes | None:
+    def first_digest(extra_key: Hashable) -> bytes | None:
         if not isinstance(extra_key, AdapterKey):
-            return namespace_bytes((None, extra_key))
+            return blake2b(key_bytes((None, extra_key)), digest_size=32).digest()
         adapter = next((each for each in adapters.values() if each.id == extra_key.id), None)
         if adapter is None:
             return None
         if adapter not in digests:
             digests[adapter] = adapter_digest(adapter)
-        return namespace_bytes((digests[adapter], extra_key.extra_key))
+        return blake2b(key_bytes((digests[adapter], extra_key.extra_key)), digest_size=32).digest()
 
-    costs = FetchCosts(lambda: host.costs.computing)
-    disk = DiskStorey(cache, host, store, namespace_of, costs, clock)
-    scheduler.adapter_turns = FetchTurns(adapters.pool, disk)
+    scheduler.adapter_turns.disk = disk = DiskTier(cache, host, files, first_digest, clock)
+    with suppress(TimeoutError):  # a slow disk: what is there is found a little later
+        disk.look().result(FIRST_LOOK_S)

@@ -1,1 +1,0 @@
-"""Storeys below the pool: where K/V goes that leaves the radix tree, and from where it comes back."""

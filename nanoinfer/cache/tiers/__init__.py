@@ -1,0 +1,1 @@
+"""Tiers below the pool: where K/V goes that leaves the radix tree, and from where it comes back."""

@@ -1,0 +1,344 @@
+"""DiskTier: below host memory, files. K/V that leaves host memory is written, and read for requests that need it again.
+
+    host memory ──no room, or save──► writer's thread ──► files ──► reader's thread ──► host memory ──fetch──► pool
+
+A request whose K/V is in files waits until it has been read, and passes of others go on meanwhile. Nothing here waits for a
+disk, except whoever has nothing else to do, and then for a moment at a time.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from nanoinfer.cache.block_events import DISK, namespace_hash
+from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.tiers.block_files import BlockFiles, BlockKV
+from nanoinfer.cache.tiers.block_index import Block, block_digests
+from nanoinfer.cache.tiers.host import HostTier
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
+from nanoinfer.cache.tree_observer import path_to
+from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.req import Req
+
+BATCH_BYTES = 8 << 20  # of K/V that is written at once: the folder is looked through once for each, if it has a bound
+QUEUED_BYTES = 256 << 20  # of K/V that may wait for the writer; what comes then is not kept
+HEADER_BYTES = 480  # at most, of a file
+LOOK_AGAIN_S = 1.0  # what other processes write and remove is noticed after so long
+STALLED_S = 2.0  # a disk that takes so long for one block: nobody waits for it any more
+MOMENT_S = 0.05  # so long an engine that has nothing else to do waits in one step, in which others wait for their turn
+
+logger = logging.getLogger("nanoinfer.cache")
+Visit = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(eq=False)
+class InFlightRead:
+    """K/V of positions `start..end` of a request on its way, of which the pool or host memory has those up to `above`."""
+
+    kv: "Future[np.ndarray]"
+    start: int
+    above: int
+    end: int
+
+
+class Chosen(NamedTuple):
+    """A block that is to be saved: the last one of `names`, those of the whole blocks of `tokens`."""
+
+    names: Sequence[str]
+    tokens: np.ndarray
+    extra_key: Hashable
+
+
+class DiskTier:
+    """The blocks in `files`, below the `host` memory of `cache`.
+
+    `first_digest`: the digest before that of a sequence's first block, 32 bytes that keep its `extra_key` apart in files;
+    None for one whose K/V may not go there.
+    """
+
+    tier = "disk"  # its name in outputs
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        host: HostTier,
+        files: BlockFiles,
+        first_digest: Callable[[Hashable], bytes | None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._cache, self._host, self.files, self._clock = cache, host, files, clock
+        self._size, self._block_bytes = host.block_size, host.block_size * host.memory.token_bytes
+        self.fetched_tokens = 0
+        self._reader, self._writer = (ThreadPoolExecutor(1, f"nanoinfer {what} K/V") for what in ("reads", "writes"))
+        self._offered: dict[str, BlockKV] = {}  # what waits for the writer
+        self._reads: dict[Req, InFlightRead] = {}
+        self._reading_since: float | None = None  # the block that the reader is at
+        self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
+        self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
+        self._is_closed, self._looked_at = False, clock()
+        host.below, host.index.first_digest, self.first_digest = self, first_digest, first_digest
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def has(self, digests: Iterable[bytes]) -> list[bool]:
+        """Which of the blocks with these digests are in files."""
+        return [digest.hex() in self.files.sizes for digest in digests]
+
+    def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
+        """Up to which position files hold `tokens` (int64 `[k]`) from `start` on, which is a multiple of the block size, or
+        will in a moment. It looks into memory only, and nothing is there while the disk is stalled."""
+        if self._is_stalled():
+            return start
+        if self._clock() - self._looked_at > LOOK_AGAIN_S:
+            self.look()
+        names, end = self._names(tokens, extra_key), start // self._size
+        while end < len(names) and (names[end] in self._offered or names[end] in self.files.sizes):
+            end += 1
+        return max(start, end * self._size)
+
+    def look(self) -> "Future[None]":
+        """Look, in the writer's thread, for files that other processes have written or removed."""
+        self._looked_at = self._clock()
+        return self._submit(self._writer, self.files.look)
+
+    def tell(self, event_block_size: int, changed: Callable[[], object]) -> TierBlocks:
+        """Who tells, from now on, which blocks are in files. What is there already is read first, in the writer's thread.
+
+        Files with K/V of adapters are not told of: they name an adapter by its content, and routers by its name.
+        """
+        told = TierBlocks(DISK, self._size, event_block_size, changed)
+        self._submit(self._writer, self.files.tell, told)
+        return told
+
+    # --- up: the prefetch gate ---------------------------------------------------------------------------------------
+
+    @property
+    def fetching(self) -> bool:
+        """True while K/V is on its way."""
+        return bool(self._reads)
+
+    def tokens_coming(self, req: Req) -> int:
+        """How many tokens' K/V is on its way for `req`, which waits for it; 0 if none is."""
+        read = self._reads.get(req)
+        return 0 if read is None else read.end - read.above
+
+    def is_ready(self, req: Req) -> bool:
+        """False while K/V for `req` is on its way from files; it is, if there is some. False, too, while so much is on its
+        way for others that host memory has no room for more."""
+        if req in self._reads:
+            return False
+        if self._asked.get(req) == req.num_admissions:
+            return True
+        tokens, key = req.reusable_tokens, req.extra_key
+        in_pool, _ = self._cache.radix_cache.peek_prefix(tokens, key)
+        above = self._host.index.reach(tokens, key, in_pool)
+        start = above - above % self._size
+        end = self.reach(tokens, key, start)
+        if end > above and sum(read.end - read.start for read in self._reads.values()) >= self._host.index.size:
+            return False
+        self._asked[req] = req.num_admissions
+        if end <= above:
+            return True
+        kv = self._submit(self._reader, self._read, tokens[:end].copy(), key, start)
+        self._reads[req] = InFlightRead(kv, start, above, end)
+        return False
+
+    def land(self) -> None:
+        """Put what has come into host memory. What comes later than this does so at the next call."""
+        for req, read in list(self._reads.items()):
+            if read.kv.done():
+                del self._reads[req]
+                self._complete(req, read)
+            elif req.finished:
+                self._reads.pop(req).kv.cancel()
+        if self._is_stalled():
+            self.give_up()
+
+    def wait(self) -> bool:
+        """Wait a moment for what is on its way. True if something has come, or is not waited for any more."""
+        before = len(self._reads)
+        wait([read.kv for read in list(self._reads.values())[:1]], MOMENT_S)
+        self.land()  # or else it would come again and again when nobody is considered
+        return len(self._reads) < before
+
+    def give_up(self) -> None:
+        """Use nothing of what is on its way. The requests that wait for it compute it again."""
+        for read in self._reads.values():
+            read.kv.cancel()
+        self._reads.clear()
+
+    def _complete(self, req: Req, read: InFlightRead) -> None:
+        kv = np.empty(0) if read.kv.cancelled() or read.kv.exception() else read.kv.result()
+        end = read.start + len(kv)
+        if end > read.above:
+            self._host.put(req.token_ids[:end], req.extra_key, read.start, kv)
+            self.fetched_tokens += end - read.above
+            self.landed[req] = read.above
+
+    def _read(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> np.ndarray:
+        """In the reader's thread: K/V of `tokens` from `start` on, up to the first block that cannot be used."""
+        size, names, fields = self._size, self._names(tokens, extra_key), self._fields(extra_key)
+        rows = [np.empty((0, self._host.memory.token_bytes), np.uint8)]
+        for number in range(start // size, len(names)):
+            if (block := self._offered.get(names[number])) is not None:
+                rows.append(block.kv)
+                continue
+            self._reading_since = self._clock()
+            kv = self.files.read(names[number], fields, tokens[: (number + 1) * size])
+            self._reading_since = None
+            if kv is None:
+                break
+            rows.append(kv)
+        self.files.touch(reversed(names[: start // size + len(rows) - 1]))
+        return np.concatenate(rows)
+
+    def _is_stalled(self) -> bool:
+        since = self._reading_since
+        return since is not None and self._clock() - since > STALLED_S
+
+    # --- down --------------------------------------------------------------------------------------------------------
+
+    def offer(self, block: Block) -> None:
+        """`block` is about to leave host memory: have it written, unless files have it, or too much waits for that."""
+        if block.digest is None or (name := block.digest.hex()) in self.files.sizes or name in self._offered:
+            return
+        if len(self._offered) * self._block_bytes >= QUEUED_BYTES or self._is_closed:
+            self.files.lost += 1
+            return
+        path, each = list[str](), block
+        while each.parent is not None:
+            assert each.digest is not None, "or it would not have one itself"
+            path.append(each.digest.hex())
+            each = each.parent
+        tokens, extra_key = self._host.index.tokens_of(block)
+        assert block.start is not None, "it has not left yet"
+        kv = self._host.memory.read(np.arange(block.start, block.start + self._size))
+        self._offered[name] = BlockKV(name, self._fields(extra_key), tokens, kv, path)
+        self._submit(self._writer, self._write_offered)
+
+    def _write_offered(self) -> None:
+        names = list(self._offered)[: self._batch()]
+        try:
+            self.files.write([self._offered[name] for name in names])
+        finally:
+            for name in names:
+                del self._offered[name]
+
+    def _batch(self) -> int:
+        return max(1, BATCH_BYTES // self._block_bytes)
+
+    def save(self, visit: Visit, timeout: float | None = None) -> int:
+        """Write what the pool's tree and host memory hold and files do not have; wait for it, at most `timeout` seconds.
+
+        `visit`: entered to look at the tree and host memory. What was used last is chosen first, until the folder's bound
+        is reached, and written first. Files keep this order: what was used last would be the last to go. Returns how many
+        of the chosen tokens are not in files by then.
+        """
+        ends = None if timeout is None else self._clock() + timeout
+        with visit():
+            chosen = self._chosen()
+        with suppress(TimeoutError, CancelledError):
+            self.look().result(self._left(ends))  # what other processes have removed is written again
+            used_last = [each.names[-1] for each in reversed(chosen)]
+            # First, or else what is written now would push out what is there already.
+            self._submit(self._writer, self.files.touch, used_last).result(self._left(ends))
+            missing = [each for each in chosen if each.names[-1] not in self.files.sizes]
+            for at in range(0, len(missing), self._batch()):
+                with visit():
+                    blocks = [*self._blocks_of(missing[at : at + self._batch()])]
+                self._submit(self._writer, self.files.write, blocks).result(self._left(ends))
+            self._submit(self._writer, self.files.touch, used_last).result(self._left(ends))
+        return self._size * sum(each.names[-1] not in self.files.sizes for each in chosen)
+
+    def _chosen(self) -> list[Chosen]:
+        """The blocks that have room in the folder together, those that were used last first."""
+        room, seen, chosen = self.files.max_bytes, set[str](), list[Chosen]()
+        for tokens, extra_key in [*self._of_tree(), *self._of_host()]:
+            names = self._names(tokens, extra_key)
+            for number, name in enumerate(names, start=1):
+                if name in seen:
+                    continue
+                if room is not None:
+                    room -= self.files.sizes.get(name, self._block_bytes + 4 * number * self._size + HEADER_BYTES)
+                    if room < 0:
+                        return chosen
+                seen.add(name)
+                chosen.append(Chosen(names[:number], tokens[: number * self._size], extra_key))
+        return chosen
+
+    def _of_tree(self) -> Iterator[tuple[np.ndarray, Hashable]]:
+        """Sequences that end in a leaf of the pool's tree, what was used last first."""
+        leaves = [node for _, node in self._cache.radix_cache.nodes() if not node.children]
+        for leaf in sorted(leaves, key=lambda node: node.last_access_time, reverse=True):
+            yield np.concatenate([node.key for node in path_to(leaf)[::-1]]), leaf.edge[0]
+
+    def _of_host(self) -> Iterator[tuple[np.ndarray, Hashable]]:
+        """Those that end in a block of host memory behind which there is none, what was used last first."""
+        for block in reversed(list(self._host.index)):
+            if all(child.start is None for child in block.children.values()):
+                yield self._host.index.tokens_of(block)
+
+    def _blocks_of(self, chosen: Iterable[Chosen]) -> Iterator[BlockKV]:
+        """With their K/V, as far as the pool or host memory still have it."""
+        for each in chosen:
+            start = len(each.tokens) - self._size
+            length, node = self._cache.radix_cache.peek_prefix(each.tokens, each.extra_key)
+            if length == len(each.tokens):
+                slots = np.concatenate([above.value for above in path_to(node)[::-1]])
+                kv = self._host.memory.read_pool(slots[start:length])
+            else:
+                kv = self._host.memory.read(self._host.index.look_up(each.tokens, each.extra_key, start))
+            if len(kv):
+                yield BlockKV(each.names[-1], self._fields(each.extra_key), each.tokens, kv, each.names[::-1])
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""
+        self.give_up()
+        with suppress(TimeoutError, CancelledError):
+            self._submit(self._writer, lambda: None).result(timeout)
+        self._is_closed = True
+        for thread in (self._reader, self._writer):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    # --- how it works ------------------------------------------------------------------------------------------------
+
+    def _names(self, tokens: np.ndarray, extra_key: Hashable) -> list[str]:
+        """What files call the whole blocks of `tokens`; none if they may not go there."""
+        first = self.first_digest(extra_key)
+        return [] if first is None else [digest.hex() for digest in block_digests(first, tokens, self._size)]
+
+    def _fields(self, extra_key: Hashable) -> dict[str, str]:
+        """What files say of an `extra_key`, and how routers call it, unless it has an adapter."""
+        first = self.first_digest(extra_key)
+        assert first is not None, "it would have no names either"
+        router = "" if isinstance(extra_key, AdapterKey) else str(namespace_hash(extra_key, None))
+        return {"namespace": first.hex(), "router_namespace": router}
+
+    def _submit(self, thread: Executor, function: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Have one of the threads call it; when Python is exiting and starts no thread any more, do so at once."""
+        future = Future[Any]()
+        if self._is_closed:
+            future.cancel()
+            return future
+        try:
+            future = thread.submit(function, *args)
+        except RuntimeError:
+            future.set_result(function(*args))
+        future.add_done_callback(_log_error)
+        return future
+
+    def _left(self, ends: float | None) -> float | None:
+        """Seconds until `ends`; None: any number."""
+        return None if ends is None else max(ends - self._clock(), 0.0)
+
+
+def _log_error(future: "Future[Any]") -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.error("files of K/V: an error", exc_info=error)

@@ -1,0 +1,76 @@
+"""HostMemory: K/V of tokens in host memory, in the bytes in which the pool holds it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class HostMemory:
+    """`data`: uint8 `[size, token_bytes]`, a row for each slot: what `buffers` hold for it, side by side.
+
+    `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. `layout`
+    says in words what that is. Copies are exact. Slots are best used from the lowest on: the operating system provides
+    memory when it is first written.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], size: int):
+        self._buffers = [buffer.view(len(buffer), -1).view(torch.uint8) for buffer in buffers]
+        self.layout = "; ".join(f"{buffer.dtype} {list(buffer.shape[1:])}" for buffer in buffers)
+        ends = np.cumsum([buffer.shape[1] for buffer in self._buffers]).tolist()
+        self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
+        self.token_bytes: int = ends[-1]
+        self.data = np.zeros((size, self.token_bytes), np.uint8)
+
+    def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
+        """Rows of what the pool holds in `pool_slots`, integers `[k]`."""
+        rows = np.empty((len(pool_slots), self.token_bytes), np.uint8)
+        for buffer, columns in zip(self._buffers, self._columns, strict=True):
+            rows[:, columns] = _read(buffer, _as_slice(pool_slots))
+        return rows
+
+    def write_pool(self, rows: np.ndarray, pool_slots: np.ndarray) -> None:
+        """Copy rows to `pool_slots` of a pool of the same layout, integers `[k]`."""
+        for buffer, columns in zip(self._buffers, self._columns, strict=True):
+            _write(buffer, _as_slice(pool_slots), rows[:, columns])
+
+    def read(self, slots: np.ndarray) -> np.ndarray:
+        """A copy of the rows `slots`, integers `[k]`."""
+        return self.data[slots]
+
+    def put(self, rows: np.ndarray, slots: np.ndarray) -> None:
+        """Copy rows to `slots`, integers `[k]`."""
+        self.data[slots] = rows
+
+    def store(self, pool_slots: np.ndarray, slots: np.ndarray) -> None:
+        """Copy what the pool holds in `pool_slots` to `slots`, integers `[k]` each."""
+        self.put(self.read_pool(pool_slots), slots)
+
+    def load(self, slots: np.ndarray, pool_slots: np.ndarray) -> None:
+        """Copy what is in `slots` to `pool_slots` of the pool, integers `[k]` each."""
+        self.write_pool(self.data[_as_slice(slots)], pool_slots)
+
+
+def _read(buffer: torch.Tensor, slots: np.ndarray | slice) -> np.ndarray:
+    """The bytes of a buffer `[N, bytes]` in these slots, on the host: of neighbours without a copy, if it is there."""
+    if buffer.device.type != "cpu":
+        return buffer[_on(buffer, slots)].cpu().numpy()
+    return buffer.numpy()[slots] if isinstance(slots, slice) else buffer.numpy().take(slots, axis=0)
+
+
+def _write(buffer: torch.Tensor, slots: np.ndarray | slice, part: np.ndarray) -> None:
+    if buffer.device.type == "cpu":
+        buffer.numpy()[slots] = part
+    else:
+        buffer[_on(buffer, slots)] = torch.from_numpy(np.array(part)).to(buffer.device)
+
+
+def _on(buffer: torch.Tensor, slots: np.ndarray | slice) -> torch.Tensor | slice:
+    return slots if isinstance(slots, slice) else torch.from_numpy(slots).long().to(buffer.device)
+
+
+def _as_slice(slots: np.ndarray) -> np.ndarray | slice:
+    """Neighbours in order as a slice, which numpy copies twice as fast; others as they are."""
+    if not len(slots) or slots[-1] - slots[0] != len(slots) - 1 or (np.diff(slots) != 1).any():
+        return slots
+    return slice(int(slots[0]), int(slots[0]) + len(slots))

@@ -1,0 +1,293 @@
+"""Tiers below a pool: what host memory refuses, what happens when a copy fails, exact copies, and what tiers tell."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoinfer.cache.block_events import (
+    CPU,
+    DISK,
+    GPU,
+    BlockRemoved,
+    BlockStored,
+    block_hashes,
+    chained_hashes,
+    namespace_hash,
+)
+from nanoinfer.cache.tiers.block_files import BlockFiles
+from nanoinfer.cache.tiers.host import block_size
+from nanoinfer.cache.tiers.host_memory import HostMemory
+from nanoinfer.cache.tiers.tier_blocks import TierBlocks
+from nanoinfer.config import EngineConfig
+from nanoinfer.parallel.load import check_options
+from tests.helpers.block_mirror import FeedReader, blocks_of_tree
+from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
+from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put
+from tests.helpers.storeys import storey_of
+
+FIRST, SECOND = [*range(40)], [*range(60, 100)]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page_size", "block"), [(1, 16), (4, 16), (16, 16), (6, 18), (32, 32)])
+def test_a_storey_has_room_for_one_block_of_whole_pages_at_least(page_size: int, block: int) -> None:
+    assert block_size(page_size) == block
+    slots = 2 * block
+    with pytest.raises(ValueError, match=f"host_cache_tokens={block - 1}"):
+        make_engine(slots=slots, page_size=page_size, host_cache_tokens=block - 1)
+    engine = make_engine(slots=slots, page_size=page_size, host_cache_tokens=2 * block - 1)
+    assert engine.stats().host_slots == block, "rounded down"
+
+
+def test_a_model_over_several_processes_is_refused() -> None:
+    with pytest.raises(ValueError, match="host_cache_tokens=64"):
+        check_options(2, EngineConfig(1, 64, 64, host_cache_tokens=64), None)
+
+
+# --- when something fails -------------------------------------------------------------------------------------------
+
+
+def engine_with(host_cache_tokens: int = 128) -> Any:
+    """Room for one sequence."""
+    return make_engine(slots=48, host_cache_tokens=host_cache_tokens)
+
+
+def test_an_engine_counts_what_is_stored_and_fetched_and_flushes_both() -> None:
+    engine = engine_with()
+    storey = storey_of(engine)
+    serve(engine, FIRST)
+    serve(engine, SECOND)
+    (output,) = serve(engine, FIRST)
+    assert output.cached_tokens_by_tier == {"device": 0, "host": 32, "disk": 0}
+    stats = engine.stats()
+    assert (stats.host_slots, stats.host_held_tokens, stats.host_stored_tokens, stats.host_fetched_tokens) == (
+        *(128, 64, 64),
+        32,
+    )
+    assert_all_free(engine)
+    assert (len(storey.index), storey.stored_tokens) == (0, 64), "nothing was copied there to be forgotten"
+    serve(engine, FIRST)
+    serve(engine, SECOND)
+    assert len(storey.index) == 32, "and it goes on"
+
+
+def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with()
+    storey = storey_of(engine)
+    serve(engine, FIRST)
+    serve(engine, SECOND)
+    load, failing = storey.memory.load, [True]
+
+    def fail(*args: Any) -> None:
+        if failing.pop():
+            raise OSError("the bus broke")
+        load(*args)
+
+    monkeypatch.setattr(storey.memory, "load", fail)
+    engine.add_request(FIRST, greedy())
+    with pytest.raises(OSError, match="the bus broke"):
+        engine.step()
+    engine.check_integrity()
+    failing.append(False)
+    while engine.has_unfinished():
+        engine.step()
+        engine.check_integrity()
+    assert storey.fetched_tokens == 32
+    assert_all_free(engine)
+
+
+def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
+    """The second sequence takes the first one's place in host memory just when the first one is wanted."""
+    engine = engine_with(host_cache_tokens=32)
+    storey_of(engine)
+    for prompt in (FIRST, SECOND, FIRST):
+        (output,) = serve(engine, prompt)
+        assert output.cached_tokens == 0
+        engine.check_integrity()
+    assert_all_free(engine)
+
+
+# --- copies -------- -----------------------------------------------------------------------------------------------
+
+
+def test_copies_are_exact_for_any_kind_of_number() -> None:
+    buffers = [
+        torch.randn(8, 2, 3).bfloat16(),
+        torch.tensor([float("nan"), -0.0, float("inf"), 1e-45] * 2)[:, None],
+        torch.arange(-4, 4, dtype=torch.int8)[:, None, None],
+        torch.arange(8) * 2**60,
+    ]
+    wanted = [buffer.clone() for buffer in buffers]
+    memory = HostMemory(buffers, 16)
+    assert memory.data.shape == (16, 12 + 4 + 1 + 8)
+    memory.store(np.array([1, 6, 3]), np.array([9, 0, 15]))
+    for buffer in buffers:
+        buffer[1:7] = 0
+    memory.load(np.array([15, 9, 0]), np.array([3, 1, 6]))
+    for buffer, right in zip(buffers, wanted, strict=True):
+        for slot in (0, 1, 3, 6, 7):
+            assert buffer[slot].contiguous().view(-1).view(torch.uint8).tolist() == (
+                right[slot].contiguous().view(-1).view(torch.uint8).tolist()
+            )
+        assert not buffer[[2, 4, 5]].any()
+
+
+@pytest.mark.parametrize(
+    ("pool_slots", "slots"),
+    [
+        ([], []),
+        ([7], [2]),
+        ([4, 5, 6], [0, 1, 2]),
+        ([2, 9, 4], [1, 7, 3]),
+        ([1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 0, 1]),
+        ([6, 2, 3, 1, 5, 4, 9, 8], [8, 9, 10, 11, 4, 5, 6, 7]),
+    ],
+)
+def test_neighbours_and_others_are_copied_to_their_places(pool_slots: list[int], slots: list[int]) -> None:
+    buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half()]
+    wanted = [buffer.clone() for buffer in buffers]
+    memory = HostMemory(buffers, 12)
+    memory.store(np.array(pool_slots, dtype=int), np.array(slots, dtype=int))
+    assert not memory.read(np.setdiff1d(np.arange(12), slots)).any()
+    rows = memory.read_pool(np.array(pool_slots, dtype=int))
+    assert np.array_equal(memory.read(np.array(slots, dtype=int)), rows)
+    again = HostMemory(buffers, 12)
+    again.put(rows, np.array(slots, dtype=int))
+    assert np.array_equal(again.data, memory.data)
+    for buffer in buffers:
+        buffer.zero_()
+    memory.load(np.array(slots, dtype=int), np.array(pool_slots, dtype=int))
+    for buffer, before in zip(buffers, wanted, strict=True):
+        assert torch.equal(buffer[pool_slots], before[pool_slots])
+        assert buffer.count_nonzero() == before[pool_slots].count_nonzero()
+        buffer.zero_()
+    memory.write_pool(rows, np.array(pool_slots, dtype=int))
+    assert all(
+        torch.equal(buffer[pool_slots], before[pool_slots]) for buffer, before in zip(buffers, wanted, strict=True)
+    )
+
+
+def nothing() -> None:
+    pass
+
+
+# --- one storey -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [3, 32, 17])
+def test_blocks_of_events_must_fill_those_of_the_storeys(size: int) -> None:
+    engine = make_engine(slots=48, host_cache_tokens=64)
+    with pytest.raises(ValueError, match=f"event_block_size={size}"):
+        engine.block_feed(size)
+    assert storey_of(engine).index.listener is None
+    assert [*engine.radix_cache.observers] == [storey_of(engine)], "nothing has begun"
+    assert engine.block_feed(8).since(0) == []
+
+
+def test_a_block_is_told_with_its_tokens_and_what_comes_before_it() -> None:
+    calls: list[None] = []
+    blocks, tokens, hashes = (
+        TierBlocks(CPU, 4, 2, lambda: calls.append(None)),
+        np.arange(12),
+        block_hashes(range(12), 2),
+    )
+    blocks.store(tokens, namespace_hash(None, None), (None, None), [("b", 1)])
+    event = BlockStored(hashes[2:4], hashes[1], [4, 5, 6, 7], 2, None, None, CPU)
+    assert (blocks.take(), blocks.take(), len(calls)) == ([event], [], 1)
+    blocks.store(tokens, namespace_hash(None, None), (None, None), [("a", 0), ("b", 1)])
+    assert blocks.take() == [BlockStored(hashes[:2], None, [0, 1, 2, 3], 2, None, None, CPU)]
+    blocks.remove(["b", "unknown"])
+    assert blocks.take() == [BlockRemoved(hashes[2:4], CPU)]
+    assert [each.block_hashes for each in blocks.stored()] == [hashes[:2]]
+    blocks.remove(["b"])
+    assert blocks.take() == []
+    assert len(calls) == 4
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_may_be_on_the_device_and_in_host_memory() -> None:
+    engine = make_engine(slots=48, host_cache_tokens=64)
+    storey_of(engine)
+    serve(engine, FIRST)
+    serve(engine, SECOND)  # now the first one is in host memory only
+    reader = FeedReader(engine.block_feed())
+    first, second = (set(block_hashes(prompt, 16)) for prompt in (FIRST, SECOND))
+    reader.follow()
+    assert (reader.mirror.media[GPU].keys(), reader.mirror.media[CPU].keys()) == (second, first)
+    serve(engine, FIRST)
+    reader.follow()
+    assert reader.mirror.media[GPU].keys() == first
+    assert reader.mirror.media[CPU].keys() == first | second, "a copy stays where it was fetched from"
+    assert reader.mirror.blocks == blocks_of_tree(engine.radix_cache, 16)
+    engine.flush_cache()
+    reader.follow()
+    assert reader.mirror.media == {GPU: {}, CPU: {}}
+    snapshot = engine.block_feed().snapshot()
+    assert snapshot.blocks == []
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class Follower:
+    """Has files tell what there is, and keeps what that says: the hashes of blocks."""
+
+    def __init__(self, files: BlockFiles):
+        self._told = TierBlocks(DISK, BLOCK, BLOCK, nothing)
+        self._blocks = set[int]()
+        files.tell(self._told)
+
+    def follow(self) -> set[int]:
+        for event in self._told.take():
+            assert isinstance(event, BlockStored | BlockRemoved)
+            assert event.medium == DISK
+            if isinstance(event, BlockStored):
+                assert self._blocks.isdisjoint(event.block_hashes)
+                self._blocks.update(event.block_hashes)
+            else:
+                self._blocks -= set(event.block_hashes)
+        assert self._blocks == {block for event in self._told.stored() for block in event.block_hashes}
+        return self._blocks
+
+
+def hashes_of(*sequences: list[int]) -> set[int]:
+    return {block for tokens in sequences for block in chained_hashes(np.array(tokens), BLOCK, 5)}
+
+
+def test_files_are_told_of_when_they_are_found_written_and_removed(tmp_path: Path) -> None:
+    old, new = [*range(12)], [*range(50, 58)]
+    before = open_files(tmp_path)
+    assert put(before, old)
+    files = open_files(tmp_path)
+    follower = Follower(files)
+    assert follower.follow() == hashes_of(old), "what was there already"
+    assert put(files, new)
+    assert follower.follow() == hashes_of(old, new)
+    assert put(before, [*old, 1, 2, 3, 4], start=12)
+    assert follower.follow() == hashes_of(old, new)
+    files.look()
+    assert follower.follow() == hashes_of([*old, 1, 2, 3, 4], new), "what another process has written"
+    for file in kv_files(tmp_path)[:2]:
+        file.unlink()
+    files.look()
+    assert follower.follow() == hashes_of([*old, 1, 2, 3, 4]), "the new one was used longest ago"
+
+
+def test_files_that_go_because_of_the_bound_or_are_damaged_are_told_of(tmp_path: Path) -> None:
+    put(open_files(tmp_path / "measure"), [0, 1, 1, 1])
+    size = kv_files(tmp_path / "measure")[0].stat().st_size
+    files = open_files(tmp_path / "kv", max_bytes=2 * size)
+    follower, sequences = Follower(files), [[i, 1, 1, 1] for i in range(3)]
+    for tokens in sequences:
+        put(files, tokens)
+    assert follower.follow() == hashes_of(*sequences[1:])
+    kv_files(tmp_path / "kv")[0].write_bytes(b"damaged")
+    assert hit(files, sequences[1]) == 0
+    assert follower.follow() == hashes_of(sequences[2])
