@@ -14,12 +14,33 @@ from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import NO_TOKEN, Ahead, Req
 from nanoinfer.sampling.random_numbers import uniform
-from nanoinfer.sampling.sampler import Sampler, chooses_by_itself
+from nanoinfer.sampling.sampler import Sampler, chooses_by_itself, likeliest_of
 from nanoinfer.scheduling.batch import Batch, only_likeliest
 from nanoinfer.threads.signals import interruptible
 
 FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2 ** 64
 MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE of all
+
+
+class DraftSampler(Sampler):
+    """Chooses drafts as a Sampler chooses tokens. Where logits hold NaN or infinity, the request gets NO_TOKEN and nothing
+    is raised: a draft may be missing."""
+
+    def sample(self, logits: torch.Tensor | Likeliest, reqs: Sequence[Req]) -> torch.Tensor:
+        """As in Sampler. No logits processor gets to see logits that are not finite."""
+        if isinstance(logits, Likeliest) or all(chooses_by_itself(req) for req in reqs):
+            return super().sample(logits, reqs)
+        finite = likeliest_of(logits).logits.isfinite()
+        if finite.all():
+            return super().sample(logits, reqs)
+        rows = finite.nonzero()[:, 0].tolist()
+        token_ids = torch.full((len(reqs),), NO_TOKEN)
+        if rows:
+            token_ids[rows] = super().sample(logits[rows], [reqs[row] for row in rows]).cpu()
+        return token_ids
+
+    def _checked(self, token_ids: torch.Tensor, numbers: torch.Tensor, reqs: Sequence[Req]) -> torch.Tensor:
+        return token_ids.where(numbers.isfinite(), NO_TOKEN)
 
 
 class PrefixStamps:

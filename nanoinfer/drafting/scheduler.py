@@ -19,20 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.draft_lengths import DraftLengths, Turn
-from nanoinfer.drafting.drafter import Drafter
-from nanoinfer.model.captured_passes import coarse_size
+from nanoinfer.drafting.drafters import Drafter
+from nanoinfer.drafting.length_controller import LengthController
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from nanoinfer.scheduling.batch import Batch, only_likeliest
 from nanoinfer.scheduling.scheduler import Scheduler
 
-PAUSE_S = 0.05  # whoever lets more time go by between two steps has done something else
 Sampled = tuple[Req, int, dict[int, float] | None]
 
 
 class DraftingScheduler(Scheduler):
-    """A Scheduler whose requests get drafts from `drafters`, where these have an idea and it pays (see DraftLengths).
+    """A Scheduler whose requests get drafts from `drafters`, where these have an idea and it pays (see LengthController).
 
     With `adaptive_drafts=False`, every request gets the drafts of the first drafter that has an idea, always.
     """
@@ -49,14 +47,10 @@ class DraftingScheduler(Scheduler):
         super().__init__(config, cache, clock, adapters)
         self.drafters = drafters
         self._vocab_size = sys.maxsize if vocab_size is None else vocab_size
-        self.lengths = DraftLengths(drafters, config.num_draft_tokens, config.adaptive_drafts)
+        self.lengths = LengthController(len(drafters), config.num_draft_tokens, config.adaptive_drafts)
         self._counts: list[int] = []  # of the requests of the current pass: how many drafts they have
         self._drafted_by: list[int | None] = []  # and whose
-        self._drafting = 0.0  # how long drafters took in the current visit
-        self._decoded_tokens = 0  # by all DECODE and VERIFY passes
-        self._last_step = self._clock()  # when the last pass ended
-        self._last_end = self._last_step  # and the last one that was measured
-        self._only_likeliest = self._rests = False  # of the current pass
+        self._last_end = self._clock()  # of a pass
 
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
@@ -65,49 +59,27 @@ class DraftingScheduler(Scheduler):
         gets those up to the first that differs from its draft, or up to the one that ends it."""
         if batch.forward_mode is not ForwardMode.VERIFY:
             super().process_batch_result(batch, token_ids, logprobs)
-            self._decoded_tokens += len(batch.reqs) * (batch.forward_mode is ForwardMode.DECODE)
         else:
             self._append(self._accepted(batch, token_ids, logprobs))
             self._forget_finished()
-        self._last_step = self._clock()
+        began, self._last_end = self._last_end, self._clock()
         if batch.forward_mode is ForwardMode.EXTEND:
             self.lengths.interrupt()
-        elif not self._rests:
-            self._count_pass(batch)
-
-    def _count_pass(self, batch: Batch) -> None:
-        """Tell what the pass has cost: the time since the last one ended, without that of the drafters."""
-        now, size = self._last_step, len(batch.input_ids)
-        if batch.forward_mode is ForwardMode.VERIFY:
-            size = coarse_size(size)
-        self.lengths.count_pass(size, self._only_likeliest, now - self._last_end - self._drafting)
-        self._last_end = now
-        if not self.running:
-            self.lengths.interrupt()  # what follows is not known: nothing, or a prompt
+        else:
+            self.lengths.count_pass(len(batch.reqs), len(batch.input_ids), self._last_end - began)
 
     def _decode(self, reqs: list[Req]) -> Batch:
-        now = self._clock()
-        if (pause := now - self._last_step) > PAUSE_S:
-            self._last_end += pause
-            self.lengths.excuse(pause)
-        self._rests = self.lengths.rests(reqs, now, self._decoded_tokens)
-        if self._rests:
-            return super()._decode(reqs)
-        self._only_likeliest, self._drafting, self._drafted_by = only_likeliest(reqs), 0.0, []
-        turns = self.lengths.choose(reqs, self._only_likeliest)
-        if turns:
-            room = self._make_room_for_drafts(reqs, turns)
-            self._counts = self._propose(reqs, turns, room)
-            self.lengths.count_ideas(sum(map(bool, self._counts)))
+        if most := self.lengths.choose(reqs, only_likeliest(reqs)):
+            self._counts = self._propose(reqs, most, self._make_room_for_drafts(reqs, most))
             if any(self._counts):
                 return Batch.verify(reqs, self._counts, self.cache)
         return super()._decode(reqs)
 
-    def _make_room_for_drafts(self, reqs: Sequence[Req], turns: Sequence[Turn]) -> list[int]:
+    def _make_room_for_drafts(self, reqs: Sequence[Req], most: Sequence[Sequence[int]]) -> list[int]:
         """Allocate slots for drafts, in whole pages; if there are few, later requests get fewer, or none. Returns for how
         many drafts of each request there are slots."""
         size = self.cache.page_size
-        room = [max(counts) for counts in zip(*(turn.most for turn in turns), strict=True)]
+        room = [max(counts) for counts in zip(*most, strict=True)]
         ends = [req.num_tokens + count for req, count in zip(reqs, room, strict=True)]
         needed = sum(
             max(self.cache.whole_pages(end) - req.allocated_len, 0) for req, end in zip(reqs, ends, strict=True)
@@ -122,29 +94,25 @@ class DraftingScheduler(Scheduler):
         self.cache.alloc_up_to(reqs, ends)
         return room
 
-    def _propose(self, reqs: Sequence[Req], turns: Sequence[Turn], room: Sequence[int]) -> list[int]:
+    def _propose(self, reqs: Sequence[Req], most: Sequence[Sequence[int]], room: Sequence[int]) -> list[int]:
         """Let drafters write drafts behind the requests' tokens; returns how many. A request for which the first one has no
         idea gets those of the next one that has."""
-        began, counts = self._clock(), [0] * len(reqs)
+        counts = [0] * len(reqs)
         self._drafted_by = [None] * len(reqs)
-        for turn in turns:
-            most = [min(wanted, limit) for wanted, limit in zip(turn.most, room, strict=True)]
-            asked = [i for i, count in enumerate(most) if count and not counts[i]]
+        for drafter, wanted in enumerate(most):
+            limits = list(map(min, wanted, room))
+            asked = [i for i, limit in enumerate(limits) if limit and not counts[i]]
             if not asked:
                 continue
-            if turn is not turns[0] and not self.lengths.is_worth_asking(turn, reqs, counts, self._drafted_by):
-                continue
-            undrafted, most, start = [reqs[i] for i in asked], [most[i] for i in asked], self._clock()
-            proposed = self.drafters[turn.drafter].propose(undrafted, most)
-            self._check_drafts(turn.drafter, proposed, most)
+            limits, start = [limits[i] for i in asked], self._clock()
+            proposed = self.drafters[drafter].propose([reqs[i] for i in asked], limits)
+            self._check_drafts(drafter, proposed, limits)
             for i, drafts in zip(asked, proposed, strict=True):
                 req = reqs[i]
-                self.lengths.count_idea(req, turn.drafter, len(drafts) > 0)
                 req.token_ids[req.num_tokens : req.num_tokens + len(drafts)] = drafts
                 if len(drafts):
-                    counts[i], self._drafted_by[i] = len(drafts), turn.drafter
-            self.lengths.count_proposal(turn.drafter, undrafted, max(most), self._clock() - start)
-        self._drafting = self._clock() - began
+                    counts[i], self._drafted_by[i] = len(drafts), drafter
+            self.lengths.count_proposal(drafter, sum(map(len, proposed)), self._clock() - start)
         return counts
 
     def _check_drafts(self, index: int, proposed: Sequence[Sequence[int]], most: Sequence[int]) -> None:
@@ -174,7 +142,6 @@ class DraftingScheduler(Scheduler):
             for i in range(first, first + accepted + 1):
                 yield req, token_ids[i], logprobs[i]
             first += count + 1
-            self._decoded_tokens += accepted + 1
             if drafter is None:
                 continue
             accepted = min(accepted, req.num_tokens - before)  # the request may have ended at one of them

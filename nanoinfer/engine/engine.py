@@ -8,7 +8,7 @@ from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.drafters import scheduler_for
+from nanoinfer.drafting.load import scheduler_for
 from nanoinfer.engine.arrivals import Arrivals
 from nanoinfer.engine.by_hand import ByHand, Loop
 from nanoinfer.engine.step_guard import StepGuard

@@ -64,8 +64,8 @@ def aclnn_advance_step_get_workspace_size(
     raises; if the status is not 0, the executor is None:
 
     - 161001, a null pointer: a tensor is None.
-    - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype, device or layout; sizes are not
-      integers or are beyond int64; lengths or block numbers are negative; tensors share memory.
+    - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype or device; sizes are not integers or
+      are beyond int64; lengths or block numbers are negative.
     - 561002, what CANN's tiling refuses: sizes below 1, an empty tensor, shapes that do not fit together,
       `num_seqs <= num_queries` (CANN requires padding rows, the operator here does not), and a `block_tables` that is too
       narrow. CANN's example has such a table; its kernel reads on in the next row and does not notice.
@@ -178,7 +178,7 @@ def _flattened(tensors: dict[str, torch.Tensor], num_seqs: int) -> dict[str, tor
     rows = None if spec_token is None or not spec_token.ndim else (num_seqs, 1 + spec_token.shape[-1])
     for name in (*WRITTEN, "accepted_num"):
         tensor = tensors.get(name)
-        if tensor is None or tensor.layout != torch.strided or tensor.ndim != 2:
+        if tensor is None or tensor.ndim != 2:
             continue
         if tensor.shape[1] == 1:
             flat[name] = tensor[:, 0]

@@ -63,17 +63,15 @@ def npu_advance_step_flashattn(
     There are K drafts in this step, but the last step may have had another number. The pages of torch_npu and CANN state no
     upper limit, their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
 
-    Raises ValueError naming the argument, before anything has changed: for a wrong dtype, device or layout, anything but a
+    Raises ValueError naming the argument, before anything has changed: for a wrong dtype or device, anything but a
     tensor, an empty tensor, sizes that are not integers in 1..2**63 − 1, a `num_queries` that does not fit, only one of
     `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled token below −1 or none in a
-    row (with speculation), a negative block number where a slot is needed; for a
-    tensor that is written to and shares an element with another argument or, if expanded, with itself (views of one buffer
-    that do not overlap are fine), or that was made in `torch.inference_mode()` and is used outside it. ShapeMismatchError
-    (a ValueError) for shapes that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no
-    blocks.
+    row (with speculation), a negative block number where a slot is needed. ShapeMismatchError (a ValueError) for shapes
+    that do not fit and for a `block_tables` too narrow for `pos // P`. Padding rows need no blocks. The tensors that change
+    must not share memory with one another; this is not checked.
 
     It is a PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. In a graph of torch.compile it works on
-    copies that torch makes and writes back, and notices shared memory only if it was there when the graph was compiled.
+    copies that torch makes and writes back.
     On an NPU, the speculative form is torch_npu's operator if its int32 arithmetic suffices and all tensors are contiguous.
     Everything else is this code, even on an NPU.
     Source: seeds 001 and 003; vLLM's `advance_step_flashattn`; torch_npu's and CANN's pages, and CANN's ops-nn.

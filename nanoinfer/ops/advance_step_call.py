@@ -1,7 +1,6 @@
 """AdvanceStepCall: one call of npu_advance_step_flashattn as an object, with its arguments, checks and arithmetic."""
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +36,8 @@ class AdvanceStepCall:
 
     def run(self) -> None:
         """Check, then write. May be called again: every run reads the tensors' current values."""
-        new = self.plan()
-        # A single call, so that no signal handler can raise between the first tensor and the last. (It has no public name.)
-        torch._foreach_copy_([getattr(self, name) for name in new], list(new.values()))
+        for name, value in self.plan().items():
+            getattr(self, name).copy_(value)
 
     def plan(self) -> dict[str, torch.Tensor]:
         """Check everything, and return the new values of the four tensors that change, by name: int64, of the same shape.
@@ -48,10 +46,6 @@ class AdvanceStepCall:
         """
         self._check_kinds()
         self._check_shapes()
-        tensors = self._tensors()
-        read = {name: tensor for name, tensor in tensors.items() if name not in WRITTEN}
-        refuse_shared_memory({name: tensors[name] for name in WRITTEN}, read)
-
         tokens, positions, rows = self._queries()
         slots = self._slots(positions, rows)
         padding = (0, self.num_seqs - self.num_queries)
@@ -111,14 +105,8 @@ class AdvanceStepCall:
                 raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64")
             if tensor.device != device:
                 raise ValueError(f"{name}: on {tensor.device}, must be on {device}, where input_tokens is")
-            if tensor.layout != torch.strided:
-                raise ValueError(f"{name}: layout {tensor.layout}, must be torch.strided")
             if not tensor.numel():
                 raise ValueError(f"{name}: shape {list(tensor.shape)}, must not be empty")
-            if name in WRITTEN and tensor.is_inference() and not torch.is_inference_mode_enabled():
-                raise ValueError(f"{name}: was made in torch.inference_mode(), and can be written to only there")
-        if device.type == "meta":
-            raise ValueError("input_tokens: on meta, where tensors have no values")
         seqs, queries = self.num_seqs, self.num_queries
         for name, size in (("num_seqs", seqs), ("num_queries", queries), ("block_size", self.block_size)):
             if size < 1:
@@ -177,40 +165,3 @@ def _check_values(
         first = int(wrong.nonzero()[0, 0])
         row = first if rows is None else int(rows[first])
         raise ValueError(f"{name}: {int(values[first])} in row {row}: {why}")
-
-
-def refuse_shared_memory(written: Mapping[str, torch.Tensor], read: Mapping[str, torch.Tensor]) -> None:
-    """ValueError when a tensor of `written` shares an element with itself, with another one, or with one of `read`.
-
-    All are int64 on one device, and those in `written` have one dimension. They may be in one storage, for example as rows
-    or columns of a buffer, and those in `read` may share memory with one another. Each pair costs a comparison of
-    addresses; only pairs whose address ranges meet are compared element by element.
-    """
-    spans = {name: _span(tensor) for name, tensor in {**written, **read}.items()}
-    earlier: set[str] = set()  # names that have been compared with everything
-    for name, tensor in written.items():
-        earlier.add(name)
-        begin, end = spans[name]
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise ValueError(
-                f"{name}: stride 0, so its rows share memory; must not be expanded, because it is written to"
-            )
-        for other, (other_begin, other_end) in spans.items():
-            if other in earlier or end <= other_begin or other_end <= begin:
-                continue
-            if torch.isin(_addresses(tensor), _addresses({**written, **read}[other])).any():
-                raise ValueError(f"{name}: shares memory with {other}; must not, because {name} is written to")
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the byte after the last one."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-
-
-def _addresses(tensor: torch.Tensor) -> torch.Tensor:
-    """The address of every element, int64 [elements], on the CPU."""
-    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        offsets = (offsets[:, None] + torch.arange(size, device="cpu") * stride).flatten()
-    return tensor.data_ptr() + offsets * tensor.element_size()

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,14 +12,12 @@ KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, 
 
 
 def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
-    """Check that a K/V cache fits the model and that its tensors are not the same memory; returns (num_blocks, block size).
-    ValueError naming layer and tensor."""
+    """Check that a K/V cache fits the model; returns (num_blocks, block size). ValueError naming layer and tensor."""
     config = model.config
     if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
         size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
         raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one per layer")
     first: tuple[int, ...] | None = None
-    tensors: dict[str, torch.Tensor] = {}
     for layer, pair in enumerate(kv_cache):
         if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
             raise ValueError(f"kv_cache[{layer}]: must be a pair of tensors (K, V)")
@@ -37,23 +34,8 @@ def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
                 raise ValueError(
                     f"{name}: {tensor.dtype} on {tensor.device}, must be the model's {model.dtype} on {model.device}"
                 )
-            if tensor.is_inference() and not torch.is_inference_mode_enabled():
-                raise ValueError(f"{name}: was made in torch.inference_mode(), and can be written to only there")
-            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), shape, strict=True)):
-                raise ValueError(f"{name}: strides {list(tensor.stride())}, must not be an expanded tensor's")
-            tensors[name] = tensor
-    _check_memory(tensors)
     assert first is not None
     return first[0], first[1]
-
-
-def _check_memory(tensors: dict[str, torch.Tensor]) -> None:
-    """ValueError when one begins where another one does, or inside it if both are contiguous. Views of one memory may
-    interleave, such as K and V in [num_blocks, 2, P, Hk, D]."""
-    for (first, a), (second, b) in pairwise(sorted(tensors.items(), key=lambda item: item[1].data_ptr())):
-        size = a.nbytes if a.is_contiguous() and b.is_contiguous() else 1
-        if b.data_ptr() < a.data_ptr() + size:
-            raise ValueError(f"{second}: shares memory with {first}")
 
 
 def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:

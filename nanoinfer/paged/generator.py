@@ -30,7 +30,6 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.attention import BlockKV, PagedAttention
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache
 from nanoinfer.paged.inputs import PagedInputs, read_inputs
-from nanoinfer.paged.sharing import check_shared_slots
 
 logger = logging.getLogger("nanoinfer.paged")
 logger.addHandler(logging.NullHandler())  # what is logged here is also raised
@@ -163,9 +162,9 @@ class GeneratorTorch:
         Raises, before anything is written, ValueError naming the argument, its value and the limit: wrong types, dtypes,
         shapes and lengths; token ids outside the vocabulary, positions outside the model's context; slots outside
         −1..N−1, block numbers outside −1..num_blocks−1, no block where a token has or gets K/V; a slot that is not where
-        the block table puts the token; a slot that is written for one token and used by a different one, or by another
-        request's prefix; K and V, or layers, that are the same memory; K or V that were made in `torch.inference_mode()`
-        and are used outside it; an ambiguous `atten_mask`; an unknown adapter. UnknownArgumentError for an unknown keyword.
+        the block table puts the token, or that is given to two different tokens of the pass; an ambiguous `atten_mask`; an
+        unknown adapter. UnknownArgumentError for an unknown keyword. That shared blocks are the same up to where they are
+        written, and that K, V and layers are not the same memory, is up to the caller.
         Source: seed 000 (MindIE's `forward_tensor`).
         """
         unknown = kwargs.keys() - OPTIONS.keys()
@@ -188,7 +187,6 @@ class GeneratorTorch:
             lm_head_indices,
             **cast(Any, options),
         )
-        check_shared_slots(inputs, kv_cache[0][0].shape[1])
         runner = self._runner(inputs, BlockKV(kv_cache, inputs.slots))
         metadata = make_metadata(inputs, runner, self._places(adapters))
         return runner.run(torch.from_numpy(inputs.input_ids), metadata).logits

@@ -1,7 +1,7 @@
 """PagedInputs: the arguments of one forward_tensor call, checked against each other and against the model.
 
-Here and in sharing.py, everything is checked on the host before the pass writes anything, because wrong slots would not
-crash: they would overwrite the K/V of another request.
+Everything is checked on the host before the pass writes anything, because wrong slots would not crash: they would overwrite
+the K/V of another request.
 """
 
 from collections.abc import Sequence
@@ -97,6 +97,7 @@ def read_inputs(
     rows = np.where(tables[..., None] < 0, -1, tables[..., None] * block_size + np.arange(block_size))
     rows = rows.reshape(len(tables), -1)
     _check_blocks(rows, prefix_lens, request, indices, slot_ids, block_size)
+    _check_written_once(slot_ids, ids, indices, rows, request)
     width = max(int(lengths.max()), 1)
     bias = read_masks(
         spec_mask,
@@ -201,3 +202,17 @@ def _check_blocks(
         if slot < 0:
             raise ValueError(f"block_tables[{i}, {page}]=-1: token {indices[t]} of request {i} needs a block")
         raise ValueError(f"slots[{t}]={slots[t]}: block_tables[{i}, {page}] puts token {indices[t]} into slot {slot}")
+
+
+def _check_written_once(
+    slots: np.ndarray, ids: np.ndarray, indices: np.ndarray, rows: np.ndarray, request: np.ndarray
+) -> None:
+    """ValueError if the pass would write two different tokens into one slot. They may be the same token of two requests,
+    whose tokens before it are in the same slots, too."""
+    written = np.flatnonzero(slots >= 0)
+    _, first, group = np.unique(slots[written], return_index=True, return_inverse=True)
+    same = written[first][group]
+    for a, b in zip(same[same != written], written[same != written], strict=True):
+        before = slice(indices[b])
+        if ids[a] != ids[b] or indices[a] != indices[b] or (rows[request[a], before] != rows[request[b], before]).any():
+            raise ValueError(f"slots: {slots[a]} is given to tokens {a} and {b}, which differ")

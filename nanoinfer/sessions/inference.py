@@ -25,7 +25,6 @@ from nanoinfer.requests.request import Prompt
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sampling.sampler import Sampler
-from nanoinfer.sessions.checks import check_kv_cache, check_last_logits, check_sessions
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, each [1, Hk, S, D]
 
@@ -288,9 +287,11 @@ class InferenceSession:
         """
         if self.finished:
             return None
-        req, model = self.req, self.engine.model
-        check_last_logits(last_logits, model.config.vocab_size)
-        check_kv_cache("session", self.kv_cache, model, req.num_tokens)
+        req, vocab_size = self.req, self.engine.model.config.vocab_size
+        if last_logits.shape not in ((vocab_size,), (1, vocab_size)):
+            raise ValueError(
+                f"last_logits: shape {list(last_logits.shape)}, must be [{vocab_size}] or [1, {vocab_size}]"
+            )
         if self._keeps_kv and self.kv_len < req.num_tokens:
             raise ValueError(
                 f"last_logits: token {req.num_tokens - 1}, the newest, has no K/V yet; each decode_step_sessions gives a "
@@ -311,3 +312,16 @@ class InferenceSession:
         if self.engine.tokenizer is None:
             raise ValueError("decode_text: this model has no tokenizer files; read generated_ids")
         return self.engine.tokenizer.decode(self.req.token_ids[: self.req.num_tokens])
+
+
+def check_sessions(sessions: Sequence[InferenceSession], model: LoadedModel) -> None:
+    """ValueError unless they are different sessions of `model`, prefilled, unfinished and with their K/V."""
+    for i, session in enumerate(sessions):
+        if session.engine.model is not model:
+            raise ValueError(f"sessions[{i}]: belongs to another model")
+        if session.finished or not session.prefilled:
+            raise ValueError(f"sessions[{i}]: has {'finished' if session.finished else 'not been prefilled'}")
+        if session.kv_len < session.req.num_tokens - 1:
+            raise ValueError(f"sessions[{i}]: has K/V of {session.kv_len} tokens, its K/V was released")
+    if len(set(map(id, sessions))) < len(sessions):
+        raise ValueError("sessions: the same session is there twice")

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from nanoinfer import SamplingParams
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.drafting.draft_model import PrefixStamps
-from nanoinfer.drafting.drafter import Surroundings
-from nanoinfer.drafting.drafters import GrammarDrafter
-from nanoinfer.drafting.ngram import NgramDrafter, SuffixIndex
-from nanoinfer.drafting.tree import TreeDrafter, continuation
+from nanoinfer.drafting.drafters import (
+    GrammarDrafter,
+    NgramDrafter,
+    SuffixIndex,
+    Surroundings,
+    TreeDrafter,
+    continuation,
+)
 from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
