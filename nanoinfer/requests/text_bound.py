@@ -7,6 +7,8 @@ context. The smallest number of tokens in a text is certain only if the tokenize
 import json
 from typing import Any
 
+from nanoinfer.errors import ContextLengthError
+
 COMPOSED = 4  # NFC and NFKC make one character from at most this many: canonical decompositions are no longer
 # The steps that each component may have. None of them makes a text shorter (except NFC and NFKC: see COMPOSED).
 NORMALIZERS = {"NFC", "NFKC", "NFD", "NFKD", "ByteLevel", "Prepend", "Replace"}
@@ -15,15 +17,17 @@ PRE_TOKENIZERS = SPLITTERS | {"ByteLevel", "Metaspace"}
 POST_PROCESSORS = {"ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing"}
 
 
-def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
-    """ValueError when a text must have more than `max_tokens` tokens, the context's. Costs nothing for short texts."""
+def check_length(text: str, max_tokens: int | None, tokenizer: Any, name: str = "prompt") -> None:
+    """ContextLengthError when the text of `name` must have more than `max_tokens` tokens, the context's. Costs nothing for
+    short texts."""
     if max_tokens is None or len(text) <= max_tokens:
         return
     longest = getattr(tokenizer, "max_chars_per_token", None)
     if longest is not None and len(text) > max_tokens * longest:
-        raise ValueError(
-            f"has {len(text)} characters: must not exceed {max_tokens * longest} (max_context_len={max_tokens} tokens of "
-            f"at most {longest} characters each)"
+        raise ContextLengthError(
+            f"{name}: has {len(text)} characters: must not exceed {max_tokens * longest} (max_context_len={max_tokens} "
+            f"tokens of at most {longest} characters each)",
+            name,
         )
 
 

@@ -85,12 +85,12 @@ class Metrics:
 
     def note_end(self, generation: "Generation") -> None:
         """Count a generation that is over."""
-        wish, counts = generation.wish, generation.counts
-        for end in counts.ends:
+        request = generation.request
+        for end in generation.ends:
             self._ends.labels(self._model, end).inc()
-        self._prompt_sizes.observe(wish.prompt_tokens)
-        self._output_sizes.observe(counts.output_tokens)
-        self._max_tokens.observe(wish.params.max_new_tokens)
+        self._prompt_sizes.observe(request.prompt_tokens)
+        self._output_sizes.observe(generation.output_tokens)
+        self._max_tokens.observe(request.params.max_new_tokens)
         self._latencies.observe(perf_counter() - generation.started)
         if generation.first_token_at is not None:
             self._first_tokens.observe(generation.first_token_at - generation.started)

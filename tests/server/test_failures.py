@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.shape import Shape
+from nanoinfer.server.formatter import ResponseFormatter
 from tests.helpers.engines import Clock, LetterTokenizer, make_engine
 from tests.helpers.servers import (
     BODY,
@@ -198,7 +198,7 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
     def fail(*_: Any) -> Any:
         raise ValueError("hu" + "sh")  # the log shows lines of code
 
-    monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
+    monkeypatch.setattr(ResponseFormatter, "last_events" if stream else "whole", fail)
     caplog.set_level(logging.INFO)
     with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}
@@ -220,13 +220,13 @@ def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
 ) -> None:
     shown: list[int] = []
 
-    def fail_later(self: Shape, index: int, piece: Any) -> str:
+    def fail_later(self: ResponseFormatter, index: int, piece: Any) -> str:
         shown.append(index)
-        if len(shown) > 1:
+        if len(shown) > 2:  # the first pieces of both are sent together
             raise KeyError("hu" + "sh")
         return "data: {}\n\n"
 
-    monkeypatch.setattr(Shape, "piece", fail_later)
+    monkeypatch.setattr(ResponseFormatter, "piece", fail_later)
     with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
         answer = server.post("/v1/completions", body)

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from nanoinfer.server import make_app
-from nanoinfer.server.keys import read_keys
+from nanoinfer.server.middleware import read_keys
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import ask
 from tests.helpers.waiting import run
@@ -64,7 +64,7 @@ def test_a_key_is_compared_with_all_keys_in_the_same_time_whichever_is_right(mon
         compared.append((len(given), len(right)))
         return compare_digest(given, right)
 
-    monkeypatch.setattr("nanoinfer.server.keys.compare_digest", counted)
+    monkeypatch.setattr("nanoinfer.server.middleware.compare_digest", counted)
     app = app_with(api_keys=["first", "a-second-one", "x"])
     for key, status in (("first", 200), ("x", 200), ("wrong", 401), ("f", 401), ("first" * 100, 401)):
         compared.clear()
@@ -140,7 +140,7 @@ def test_a_body_may_be_as_long_as_the_limit() -> None:
     ("field", "value"),
     [
         ("max_body_bytes", 0),
-        ("max_prompts", True),
+        ("max_completions", True),
         ("request_timeout_s", 0),
         ("drain_timeout_s", float("inf")),
         ("api_keys", "a text"),

@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.formatter import dumps
 from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
-from nanoinfer.server.shape import dumps
 from tests.helpers.servers import Running
 from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S

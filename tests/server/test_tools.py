@@ -102,7 +102,8 @@ def story() -> Any:
     return patient_app(llm)
 
 
-# As a client may send tools, and as the model is shown them: see OpenAI's guides, and transformers' get_json_schema.
+# As a client may send tools, and as the model is shown them, in the order that it was trained on: see OpenAI's guides,
+# and transformers' get_json_schema.
 PARAMETERS = {"type": "object", "properties": {"strict": {"default": None, "type": ["string", "null"]}}}
 SENT = [
     {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS, "strict": True}},
@@ -111,12 +112,12 @@ SENT = [
 ]
 SHOWN = [
     {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS}},
-    {"function": {"parameters": PARAMETERS, "name": "b"}, "type": "function"},
-    {"function": {"name": "c"}},
+    {"type": "function", "function": {"name": "b", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "c"}},
 ]
 
 
-def test_tools_are_shown_as_they_were_sent_without_strict(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_shown_in_openais_order_without_strict(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service = story.state.service
     tokenizer = service.tokenizer.hf_tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{{ tools | tojson }}")
@@ -143,11 +144,11 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS * 2}, "tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": NAMED, "guided_regex": "a"}, "guided_regex"),
-        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+        ({"tool_choice": NAMED, "guided_regex": "a"}, "tools"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tools"),
         ({"parallel_tool_calls": False, "min_tokens": 2}, "min_tokens"),
-        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": TOOLS * 129}, "tools"),
     ],
 )
@@ -244,7 +245,7 @@ def test_a_call_that_is_cut_off_is_text(client: openai.OpenAI) -> None:
 
 
 def test_a_wrong_name_or_schema_is_the_requests_fault(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="'weather'") as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         made_by(client, False, tools=TWO, tool_choice={"type": "function", "function": {"name": "wether"}})
     assert caught.value.param == "tool_choice"
     wrong = [tool("weather", warm={"not": {}})]

@@ -1,4 +1,4 @@
-"""RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/served.py`)."""
+"""RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/service.py`)."""
 
 import asyncio
 import secrets
@@ -21,7 +21,7 @@ from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.server.errors import NO_RETRY, ApiError
-from nanoinfer.server.served import Served
+from nanoinfer.server.service import Served
 
 T = TypeVar("T")
 VISIT_S = 10.0  # for a replica to answer about itself

@@ -1,29 +1,61 @@
-"""vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+"""Routes for whoever runs the server: health, metrics, version, the model, the cache; and vLLM's for adapters."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import PlainTextResponse, Response
 
 from nanoinfer.errors import AdapterError
-from nanoinfer.server.errors import ApiError, bad_request
-from nanoinfer.server.fields import Elsewhere, Strict
+from nanoinfer.server.errors import ApiError, bad_request, shut_down
+from nanoinfer.server.metrics import CONTENT_TYPE, Sample
+from nanoinfer.server.protocol import LoadRequest, UnloadRequest
 from nanoinfer.server.service import Service
+from nanoinfer.version import __version__
 
 
-class LoadRequest(Strict):
-    """`lora_path`: a folder in PEFT's format, inside `--adapter-root`."""
+def operation_routes(service: Service) -> APIRouter:
+    """The routes of one server."""
+    router = APIRouter()
 
-    lora_name: str
-    lora_path: str
-    unsupported = {"load_inplace": Elsewhere("unload it first", (None, False))}  # noqa: RUF012
+    @router.head("/health", include_in_schema=False)  # load balancers ask so
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether it takes requests."""
+        if service.drain.is_draining or service.engine.is_closed:
+            raise shut_down()
+        return {"status": "ok"}
 
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of nanoinfer."""
+        return {"version": __version__}
 
-class UnloadRequest(Strict):
-    """`lora_name`: the name under which it was loaded."""
+    async def model_info() -> dict[str, Any]:
+        """What is served, in SGLang's words."""
+        name = service.served.name
+        has = {f"has_{kind}_understanding": False for kind in ("image", "audio")}
+        return {"model_path": name, "tokenizer_path": name, "is_generation": True, **has}
 
-    lora_name: str
+    router.get("/get_model_info")(model_info)
+    router.get("/model_info")(model_info)  # its newer name
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """The metrics in Prometheus' text format."""
+        samples = await service.engine.visit_each(Sample.of)
+        return Response(service.metrics.text(Sample.sum(samples)), media_type=CONTENT_TYPE)
+
+    async def flush() -> dict[str, Any]:
+        """Free all cached tokens that no running request relies on. Says how many there were."""
+        freed = await service.engine.visit_each(lambda engine: engine.flush_cache())
+        return {"success": True, "freed_tokens": sum(freed)}
+
+    router.post("/flush_cache")(flush)  # SGLang's
+    router.post("/reset_prefix_cache")(flush)  # vLLM's
+
+    return router
 
 
 def adapter_routes(service: Service) -> APIRouter:
@@ -35,8 +67,8 @@ def adapter_routes(service: Service) -> APIRouter:
         """Load an adapter. Requests can then use its name as `model`."""
         folder = _folder(service, body.lora_path)
         name, most = body.lora_name, service.settings.max_adapters
-        if not name.strip() or len(name) > 200 or not name.isprintable():
-            raise bad_request("lora_name: must be 1 to 200 printable characters", "lora_name")
+        if not name.strip() or not name.isprintable():
+            raise bad_request("lora_name: must be printable", "lora_name")
         async with loading:  # so that those that load at the same time count
             if name in service.model_names():
                 raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
