@@ -54,30 +54,28 @@ class Metrics:
 
     def __init__(self, model_name: str):
         self._model, self._registry = model_name, CollectorRegistry()
-        self._ends = self._counter("vllm:request_success", "Completions by how they ended.", "finished_reason", REASONS)
-        self._aborts = self._counter("nanoinfer:requests_aborted", "Requests that were ended early.", "reason", ABORTS)
-        self._responses = self._counter("nanoinfer:http_responses", "Responses by status.", "status")
-        times = (
-            "vllm:time_to_first_token_seconds",
-            "vllm:inter_token_latency_seconds",
-            "vllm:e2e_request_latency_seconds",
+
+        def counter(name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
+            made = Counter(name, text, ["model_name", label], registry=self._registry)
+            for value in values:
+                made.labels(model_name, value)  # is there from the start, as 0
+            return made
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(f"vllm:{name}", text, ["model_name"], registry=self._registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._ends = counter("vllm:request_success", "Completions by how they ended.", "finished_reason", REASONS)
+        self._aborts = counter("nanoinfer:requests_aborted", "Requests that were ended early.", "reason", ABORTS)
+        self._responses = counter("nanoinfer:http_responses", "Responses by status.", "status")
+        self._first_tokens = histogram("time_to_first_token_seconds", "Seconds to the first token.", SECONDS)
+        self.token_gaps = histogram(
+            "inter_token_latency_seconds", "Seconds between two tokens of a completion.", SECONDS
         )
-        sizes = "vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:request_params_max_tokens"
-        self._first_tokens = self._histogram(times[0], "Seconds from arrival to the first token.", SECONDS)
-        self.token_gaps = self._histogram(times[1], "Seconds between two tokens of a completion.", SECONDS)
-        self._latencies = self._histogram(times[2], "Seconds from arrival to the end.", SECONDS)
-        self._prompt_sizes = self._histogram(sizes[0], "Prompt tokens per request.", TOKENS)
-        self._output_sizes = self._histogram(sizes[1], "Output tokens per request.", TOKENS)
-        self._max_tokens = self._histogram(sizes[2], "The max_tokens of requests.", TOKENS)
-
-    def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
-        counter = Counter(name, text, ["model_name", label], registry=self._registry)
-        for value in values:
-            counter.labels(self._model, value)  # is there from the start, as 0
-        return counter
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets).labels(self._model)
+        self._latencies = histogram("e2e_request_latency_seconds", "Seconds from arrival to the end.", SECONDS)
+        self._prompt_sizes = histogram("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
+        self._output_sizes = histogram("request_generation_tokens", "Output tokens per request.", TOKENS)
+        self._max_tokens = histogram("request_params_max_tokens", "The max_tokens of requests.", TOKENS)
 
     def note_response(self, status: int) -> None:
         """Count an answer; 0: none, since its client went."""

@@ -1,6 +1,5 @@
 """Routes for whoever runs the server: health, metrics, version, the model, the cache; and vLLM's for adapters."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -60,27 +59,19 @@ def operation_routes(service: Service) -> APIRouter:
 
 def adapter_routes(service: Service) -> APIRouter:
     """The routes of one server."""
-    router, loading = APIRouter(), asyncio.Lock()
+    router = APIRouter()
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load(body: LoadRequest) -> Response:
         """Load an adapter. Requests can then use its name as `model`."""
-        folder = _folder(service, body.lora_path)
-        name, most = body.lora_name, service.settings.max_adapters
-        if not name.strip() or not name.isprintable():
-            raise bad_request("lora_name: must be printable", "lora_name")
-        async with loading:  # so that those that load at the same time count
-            if name in service.model_names():
-                raise bad_request(f"lora_name={name!r}: a model of this name is already loaded", "lora_name")
-            if len(service.core.adapters) >= most:
-                raise bad_request(f"lora_name={name!r}: {most} adapters are loaded, the most allowed", "lora_name")
-            try:
-                await service.engine.load_adapter(name, folder)
-            except AdapterError as error:  # where the root is concerns nobody
-                message = (
-                    str(error).replace(repr(str(folder))[1:-1], body.lora_path).replace(str(folder), body.lora_path)
-                )
-                raise bad_request(message, "lora_path") from error
+        folder, name = _folder(service, body.lora_path), body.lora_name
+        if not name.strip() or not name.isprintable() or name in service.model_names():
+            raise bad_request(f"lora_name={name!r}: must be printable, and not the name of a model here", "lora_name")
+        try:
+            await service.engine.load_adapter(name, folder)
+        except AdapterError as error:  # where the root is concerns nobody
+            message = str(error).replace(repr(str(folder))[1:-1], body.lora_path).replace(str(folder), body.lora_path)
+            raise bad_request(message, "lora_path") from error
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -102,9 +93,7 @@ def adapter_routes(service: Service) -> APIRouter:
 def _root(service: Service) -> Path:
     root = service.settings.adapter_root
     if root is None:
-        raise ApiError(
-            403, "adapters are not loaded over HTTP: the server has no --adapter-root", code="no_adapter_root"
-        )
+        raise ApiError(403, "adapters are loaded over HTTP only from an --adapter-root", code="no_adapter_root")
     return Path(root)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nanoinfer.cache.block_events import check_block_size
 
-WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_adapters", "max_requests")
+WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_requests")
 SECONDS = ("preparation_timeout_s", "drain_timeout_s")
 NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
 
@@ -35,7 +35,7 @@ class ServerSettings:
     - `max_body_bytes`: of one request.
     - `max_completions`: prompts of one request, times `n`. `max_logprobs`: log-probabilities per token.
     - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
-    - `max_adapters`: loaded adapters. `max_requests`: requests that are being answered; others get a 503.
+    - `max_requests`: requests that are being answered; others get a 503.
 
     How long, in seconds:
     - `request_timeout_s`: from arrival to the last token; None: no limit.
@@ -55,7 +55,6 @@ class ServerSettings:
     max_completions: int = 256
     max_logprobs: int = 20
     max_unread: int = 256
-    max_adapters: int = 64
     max_requests: int = 4096
     request_timeout_s: float | None = None
     preparation_timeout_s: float = 30.0

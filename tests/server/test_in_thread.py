@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.in_thread import ServerThread
+from nanoinfer.server import ServerThread
 from nanoinfer.server.settings import SECONDS
 from tests.helpers.async_engines import gated
 from tests.helpers.servers import patient_app

@@ -212,7 +212,7 @@ def test_it_says_what_it_waits_for_and_a_second_signal_ends_that() -> None:
             assert get(f"{url}/health").status_code == 200
         process.send_signal(signal.SIGINT)
         line = Worker(process.stdout.readline).result()
-        assert re.search(r"2 requests, until \d\d:\d\d:\d\d", line), line
+        assert re.search(r"2 requests, for 3600 s", line), line
         process.send_signal(signal.SIGINT)
         for body in bodies:
             with body:
