@@ -57,22 +57,6 @@ def test_told_to_end_once_more_it_waits_no_longer() -> None:
         assert server.wait(HANG_S)
 
 
-def test_after_the_drain_timeout_requests_are_told_that_they_were_ended() -> None:
-    with gated_server(settings={"drain_timeout_s": 0.05}) as (server, gate, engine), ThreadPoolExecutor(3) as threads:
-        bodies = [{**BODY, "max_tokens": 60}, {**BODY, "max_tokens": 60, "stream": True}]
-        answers = [threads.submit(server.post, "/v1/completions", body) for body in bodies]
-        let_in(server, gate, engine, 2)
-        until(lambda: len(server.service.open) == 2)
-        server.end()
-        until(lambda: server.closed_by() == ["shutdown"] * 2)
-        gate.let_one_through()
-        for answer in answers:
-            assert '"code":"shutting_down"' in answer.result().text.replace('": "', '":"')
-        gate.open()
-        assert server.wait(HANG_S)
-        assert free(engine) == engine.stats().total_slots
-
-
 def test_after_the_drain_timeout_a_request_whose_body_is_still_coming_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with gated_server(settings={"drain_timeout_s": 0.05}) as (server, _, _):
         with server.connect() as sock:

@@ -213,27 +213,3 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
         server.check_idle()
     assert "failed: ValueError" in caplog.text
     assert "hush" not in caplog.text
-
-
-def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown: list[int] = []
-
-    def fail_later(self: ResponseFormatter, index: int, piece: Any) -> str:
-        shown.append(index)
-        if len(shown) > 2:  # the first pieces of both are sent together
-            raise KeyError("hu" + "sh")
-        return "data: {}\n\n"
-
-    monkeypatch.setattr(ResponseFormatter, "piece", fail_later)
-    with running(patient_app(make_engine())) as server:
-        body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
-        answer = server.post("/v1/completions", body)
-        assert sent_events(answer.text)[-1]["error"]["code"] == "internal_error"
-        monkeypatch.undo()
-        server.check_idle()
-        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
-        assert aborts == {"error": 1, "disconnect": 0}
-    assert "failed: KeyError" in caplog.text
-    assert "hush" not in caplog.text + answer.text

@@ -25,12 +25,6 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_without_lifespan_and_from_several_event_loops_it_works() -> None:
-    app = app_with()
-    for _ in range(2):
-        assert ask(app, "POST", "/v1/completions", json=BODY).json()["choices"][0]["text"] == "def"
-
-
 def test_with_keys_only_health_is_open() -> None:
     app = app_with(api_keys=["first", "second"])
     assert ask(app, "GET", "/health").status_code == ask(app, "HEAD", "/health").status_code == 200

@@ -72,13 +72,6 @@ def test_special_tokens_that_the_client_wrote_itself_are_in_the_echo(
     assert [offsets.next(token) for token in [*tokens, 5, 2, 6]] == [*wanted, *[len(text) + at for at in (0, 2, 2)]]
 
 
-def test_only_special_tokens_are_no_text() -> None:
-    names = metaspace_names()
-    assert [names.text(token) for token in (1, 2, 3, 7)] == ["<s>", "</s>", " Once", " "]
-    assert [names.is_text(token) for token in (1, 2, 3, 7)] == [False, False, True, True]
-    assert not TokenNames(TOKENIZER, TOKENIZER.special_ids | {5}).is_text(5)  # an end token that is not flagged
-
-
 def test_minus_infinity_is_written_as_a_number() -> None:
     token = encode("fox")[0]
     entries = [{token: float("-inf"), 5: -0.5}]

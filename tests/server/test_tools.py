@@ -232,35 +232,10 @@ def test_required_without_parallel_calls_is_one_call(client: openai.OpenAI, stre
     assert several, "without it, there are several"
 
 
-def test_without_parallel_calls_plain_text_stays_what_it_is(client: openai.OpenAI) -> None:
-    asked = {"tools": TWO, "temperature": 0, "max_tokens": 12}
-    assert made_by(client, False, **asked) == made_by(client, False, **asked, parallel_tool_calls=False)
-    assert made_by(client, False, **asked, parallel_tool_calls=False, stop="gentle")[2] == "stop"
-
-
 def test_a_call_that_is_cut_off_is_text(client: openai.OpenAI) -> None:
     content, calls, reason = made_by(client, False, tools=TWO, tool_choice="required", max_tokens=8)
     assert (calls, reason) == ([], "length")
     assert content.startswith("<tool_call>")
-
-
-def test_a_wrong_name_or_schema_is_the_requests_fault(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        made_by(client, False, tools=TWO, tool_choice={"type": "function", "function": {"name": "wether"}})
-    assert caught.value.param == "tool_choice"
-    wrong = [tool("weather", warm={"not": {}})]
-    with pytest.raises(openai.BadRequestError) as caught:
-        made_by(client, False, tools=wrong, tool_choice="required")
-    assert caught.value.param == "tools"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_required_call_may_have_the_closing_tag_in_an_argument(client: openai.OpenAI, stream: bool) -> None:
-    tools = [tool("say", text={"const": "</tool_call><think>"})]
-    for more in ({}, {"parallel_tool_calls": False}):
-        content, calls, _ = made_by(client, stream, tools=tools, tool_choice="required", seed=1, **more)
-        assert content is None
-        assert dict(calls) == {"say": {"text": "</tool_call><think>"}}
 
 
 # --- calls written in other ways: tags that are special tokens, thoughts, tags within arguments ---
@@ -314,14 +289,6 @@ def test_tags_may_be_special_tokens(tmp_path: Path, stream: bool, special: tuple
     content, calls, reason, _ = written(scripted(tmp_path, script, special), stream)
     shown = ["" if piece in (*special, "<|im_start|>") else piece for piece in (*script[:4], "Bye")]
     assert (content, calls, reason) == ("".join(shown), ['{"city": "Oslo"}'], "tool_calls")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_may_ask_to_see_special_tokens(tmp_path: Path, stream: bool) -> None:
-    script = ["<|im_start|>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
-    app = scripted(tmp_path, script, ALL_TAGS)
-    assert written(app, stream, skip_special_tokens=False)[:2] == ("<|im_start|>Look. ", ['{"city": "Oslo"}'])
-    assert written(app, stream)[:2] == ("Look. ", ['{"city": "Oslo"}'])
 
 
 @pytest.mark.parametrize("stream", [False, True])
