@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -15,18 +15,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from nanoinfer.errors import UnknownArgumentError
 from nanoinfer.server.block_events import block_routes
 from nanoinfer.server.middleware import DrainMiddleware
 from nanoinfer.server.operations import adapter_routes, operation_routes
-from nanoinfer.server.protocol import did_you_mean
 from nanoinfer.server.routes import openai_routes, token_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.version import __version__
 
 LIVE_PAGE = "nanoinfer.server.live"
-KNOWN = {field.name for field in fields(ServerSettings)}
 
 
 class ErrorFields(BaseModel):
@@ -49,10 +46,8 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
 
     `settings` or `options`: the fields of ServerSettings. The engine starts with the application's lifespan, or with the
     first request where there is none, and is shut down at the lifespan's end: from then on, all requests get a 503. So an
-    application has one lifespan; make another one to serve again. ValueError naming what is wrong.
+    application has one lifespan; make another one to serve again. ValueError or TypeError naming what is wrong.
     """
-    for name in options.keys() - KNOWN:
-        raise UnknownArgumentError(f"{name}: a server has no such setting{did_you_mean(name, KNOWN)}")
     service = Service(llm, replace(settings or ServerSettings(), **options))
     origins = list(service.settings.cors_origins)
 

@@ -28,7 +28,6 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -78,11 +77,6 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
-def shortened(message: str) -> str:
-    """A message that may quote a long value."""
-    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
-
-
 def timed_out(seconds: float) -> ApiError:
     """The request's deadline has passed."""
     message = f"the request took longer than request_timeout_s={seconds:g} seconds"
@@ -121,7 +115,7 @@ def as_api_error(
         theirs = None if error.field is None else names.get(error.field, error.field)
         message = str(error) if theirs == error.field else f"{theirs}: {error}"
         code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
-        return bad_request(shortened(message), theirs, code)
+        return bad_request(message[:MAX_MESSAGE], theirs, code)
     if isinstance(error, StepFailedError) and isinstance(error.__cause__, NoTokenAllowedError):
         return bad_request(f"{grammar_field}: {error.__cause__}", grammar_field, "no_token_allowed")
     if isinstance(error, StepFailedError):

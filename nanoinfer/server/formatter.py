@@ -113,8 +113,12 @@ class CompletionFormatter(ResponseFormatter):
         self._wants_logprobs, self._wants_ids = body.logprobs is not None, bool(body.return_token_ids)
         self._top, self._prompt_top = body.logprobs or 0, body.prompt_logprobs
         self.hide_output = body.max_tokens == 0
-        prompts = [body.prompt] if request.prompt_names == ["prompt"] else body.prompt
-        self._echo = [_prompt_text(service, each) for each in prompts] if body.echo else None
+        prompts = [body.prompt] if request.requests[0].name == "prompt" else body.prompt
+        self._echo = (
+            [each if isinstance(each, str) else service.tokenizer.decode(each) for each in prompts]
+            if body.echo
+            else None
+        )
         self._offsets: dict[int, Offsets] = {}
         self._prompt_entries: dict[int, list[Entry | None]] = {}  # by prompt: what its first completion brings, for all
         self._early: dict[int, list[tuple[int, StreamPiece]]] = {}  # by prompt: pieces that came before that
@@ -159,7 +163,11 @@ class CompletionFormatter(ResponseFormatter):
             return None
         tokens = ids
         if begins:
-            self._offsets[i] = self._offsets_of(prompt)
+            shows_special = not self.request.params.skip_special_tokens
+            if self._echo is None or not self._wants_logprobs:
+                self._offsets[i] = Offsets(self.names, shows_special)
+            else:
+                self._offsets[i] = Offsets(self.names, shows_special, self.request.prompts[prompt], self._echo[prompt])
             if self._echo is not None:
                 text = self._echo[prompt] + text
                 if self._wants_logprobs:
@@ -172,13 +180,6 @@ class CompletionFormatter(ResponseFormatter):
             choice |= {"token_ids": ids, "prompt_token_ids": list(self.request.prompts[prompt]) if begins else None}
         return choice
 
-    def _offsets_of(self, prompt: int) -> Offsets:
-        """For the tokens of a choice for prompt number `prompt`."""
-        shows_special = not self.request.params.skip_special_tokens
-        if self._echo is None or not self._wants_logprobs:
-            return Offsets(self.names, shows_special)
-        return Offsets(self.names, shows_special, self.request.prompts[prompt], self._echo[prompt])
-
 
 def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs` of a choice, with `count` likeliest tokens per position."""
@@ -187,9 +188,3 @@ def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> lis
 
 def _of_prompt(output: RequestOutput, count: int) -> list[Entry | None]:
     return entries_of_prompt(output.prompt_token_ids, output.prompt_logprobs, output.prompt_top_logprobs, count)
-
-
-def _prompt_text(service: Service, prompt: str | list[int]) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return service.tokenizer.decode(prompt)

@@ -41,7 +41,7 @@ class GenerateFormatter(ResponseFormatter):
     def __init__(self, service: Service, body: GenerateRequest, request: GenerationRequest, answer_id: str):
         super().__init__(answer_id, request, service.token_names, include_usage=False)
         self._top = body.top_logprobs_num or 0
-        self._is_list = request.prompt_names[0].endswith("]") or request.choices_per_prompt > 1
+        self._is_list = request.requests[0].name.endswith("]") or request.choices_per_prompt > 1
         self._started = time.perf_counter()
         self._so_far: dict[int, StreamPiece] = {}
 

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import Histogram
 
@@ -17,33 +18,24 @@ from nanoinfer.requests.stream_pieces import StreamPiece
 
 @dataclass(frozen=True, eq=False)
 class GenerationRequest:
-    """Prompts as token ids, and what is common to them.
+    """`requests`: one per prompt; their parameters differ only in `max_new_tokens`. `copies`: how often each completion is
+    answered. At temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `field_names`:
+    what the client calls fields of SamplingParams, where that differs."""
 
-    `each_params`: one per prompt; they differ only in `max_new_tokens`. `copies`: how often each completion is answered. At
-    temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `prompt_names`: what
-    messages call the prompts. `field_names`: what the client calls fields of SamplingParams, where that differs.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    each_params: Sequence[SamplingParams]
+    requests: Sequence[Request]
     model: str
-    adapter: str | None = None
-    copies: int = 1
-    cache_salt: str | None = None
-    prompt_names: Sequence[str] = ("prompt",)
-    field_names: Mapping[str, str] = field(default_factory=dict)
+    copies: int
+    field_names: Mapping[str, str]
 
-    def requests(self, timeout_s: float | None) -> list[Request]:
-        """One Request per prompt."""
-        return [
-            Request(prompt, params, self.cache_salt, timeout_s, name, self.adapter)
-            for prompt, params, name in zip(self.prompts, self.each_params, self.prompt_names, strict=True)
-        ]
+    @property
+    def prompts(self) -> list[Any]:
+        """Their token ids."""
+        return [request.prompt for request in self.requests]
 
     @property
     def params(self) -> SamplingParams:
         """Those of the first prompt."""
-        return self.each_params[0]
+        return self.requests[0].params
 
     @property
     def grammar_field(self) -> str | None:

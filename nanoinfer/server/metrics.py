@@ -1,7 +1,7 @@
 """Metrics: what `/metrics` shows, under vLLM's names where the meaning is the same, so that its dashboards work."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,6 @@ REASONS = ("stop", "length", "abort", "timeout")
 ABORTS = ("disconnect", "shutdown", "error")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-ADDED_UP = (  # of EngineStats, where several engines serve
-    *("waiting", "running", "paused", "retractions", "tokens_per_second"),
-    *("total_slots", "free_slots", "evictable_slots", "protected_slots", "request_slots"),
-    *("prompt_tokens", "cached_tokens", "output_tokens"),
-    *("host_held_tokens", "host_fetched_tokens", "disk_fetched_tokens"),
-)
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,10 @@ class Sample:
 
     @classmethod
     def sum(cls, samples: "Sequence[Sample]") -> "Sample":
-        """Several engines as one: what `/metrics` shows is added up, the rest is the first engine's."""
-        first, *_ = samples
-        stats = replace(first.stats, **{name: sum(each.stats[name] for each in samples) for name in ADDED_UP})
+        """Several engines as one: numbers are added up, the rest is the first engine's."""
+        first, names = samples[0].stats, [field.name for field in fields(EngineStats)]
+        added = [name for name in names if isinstance(first[name], int | float) and name != "loaded_adapters"]
+        stats = replace(first, **{name: sum(each.stats[name] for each in samples) for name in added})
         return cls(stats, sum(each.tree_nodes for each in samples))
 
 

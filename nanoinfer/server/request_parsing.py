@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from reprlib import repr as repr_in_short
 from typing import Any
 
+from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
 from nanoinfer.server.errors import as_api_error, bad_request
@@ -95,8 +96,8 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
         wanted = 1  # a pass gives one; it is not shown
     fields = ParsedFields(body)
     _ask_for_logprobs(service, body, fields, body.logprobs, echoed=body.logprobs if body.echo else None)
-    made = make_request(service, prompts, names, body.model, fields, wanted, DEFAULT_COMPLETION_TOKENS, body.n)
-    return replace(made, cache_salt=body.cache_salt)
+    default, salt = DEFAULT_COMPLETION_TOKENS, body.cache_salt
+    return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
 
 
 async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> GenerationRequest:
@@ -110,8 +111,7 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
     fields = ParsedFields(body)
     _restrict(fields, tools)
     _ask_for_logprobs(service, body, fields, (body.top_logprobs or 0) if body.logprobs else None)
-    made = make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n)
-    return replace(made, cache_salt=body.cache_salt)
+    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
 
 
 def make_request(
@@ -123,13 +123,14 @@ def make_request(
     wanted: int | None,
     default: int | None,
     n: int | None,
+    cache_salt: str | None = None,
 ) -> GenerationRequest:
     """`wanted`: tokens per answer; if None, `default`, or else whatever there is room for. ApiError naming the field."""
     adapter, n, most = service.adapter_named(model), 1 if n is None else n, service.settings.max_completions
     if n < 1 or len(prompts) * n > most:
         raise bad_request(f"n={n}: must be at least 1, and with {len(prompts)} prompts at most {most} in all", "n")
     computed = 1 if service.is_greedy(fields.values) else n
-    in_all, counts = service.max_tokens, list[int]()
+    in_all, counts = service.served.max_tokens, list[int]()
     for prompt, name in zip(prompts, names, strict=True):
         room = in_all - len(prompt)
         if room < 1:
@@ -148,7 +149,12 @@ def make_request(
     for name in ("logprobs", "prompt_top_logprobs"):
         if (number := getattr(params, name) or 0) > service.settings.max_logprobs:
             raise bad_request(f"{name}: {number} tokens: must not exceed {service.settings.max_logprobs}", name)
-    return GenerationRequest(prompts, each, model, adapter, n // computed, None, names, fields.names)
+    timeout_s = service.settings.request_timeout_s
+    requests = [
+        Request(prompt, params, cache_salt, timeout_s, name, adapter)
+        for prompt, params, name in zip(prompts, each, names, strict=True)
+    ]
+    return GenerationRequest(requests, model, n // computed, fields.names)
 
 
 async def prompts_of(service: Service, given: Any, field: str) -> tuple[list[list[int]], list[str]]:

@@ -106,11 +106,6 @@ class Service:
             raise bad_request("this model has no tokenizer files: give token ids to /v1/completions", "prompt")
         return self.core.builder.tokenizer
 
-    @property
-    def max_tokens(self) -> int:
-        """How many tokens a request can have at most, prompt and output together."""
-        return self.served.max_tokens
-
     def model_names(self) -> list[str]:
         """The names that requests may give as `model`: the base model's, then those of the loaded adapters."""
         return [self.base_name, *self.core.adapters]
@@ -146,7 +141,7 @@ class Service:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Queue what a client asks for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""
-        requests, params = request.requests(self.settings.request_timeout_s), request.params
+        requests, params = request.requests, request.params
         count, limit = len(requests) * params.n, self.core.config.max_queue
         if limit is not None and count > limit:
             raise bad_request(f"n={params.n}: {count} completions in all: must not exceed max_queue={limit}", "n")
