@@ -15,7 +15,16 @@ class AdapterError(ValueError):
 
 
 class InvalidRequestError(ValueError):
-    """A request was refused on arrival, and nothing was queued. The message names the field, its value and the limit."""
+    """A request was refused on arrival, and nothing was queued. The message names the field, its value and the limit.
+    `field`: the field by itself, in our words, where one is to blame."""
+
+    def __init__(self, message: str, field: str | None = None):
+        super().__init__(message)
+        self.field = field
+
+
+class ContextLengthError(InvalidRequestError):
+    """A prompt, or prompt and output together, are too long for the context."""
 
 
 class KernelsUnavailableError(ValueError):

@@ -108,13 +108,13 @@ def run(args: argparse.Namespace) -> None:
 
 def _keys(args: argparse.Namespace) -> list[str]:
     """The keys from the command line, a file and the environment."""
-    from nanoinfer.server.keys import ENVIRONMENT, read_keys
+    from nanoinfer.server.middleware import API_KEY_VARIABLE, read_keys
 
     keys = [*args.api_key, *(read_keys(args.api_key_file) if args.api_key_file else ())]
-    if ENVIRONMENT in os.environ:
-        found = [key.strip() for key in os.environ[ENVIRONMENT].split(",") if key.strip()]
+    if API_KEY_VARIABLE in os.environ:
+        found = [key.strip() for key in os.environ[API_KEY_VARIABLE].split(",") if key.strip()]
         if not found:
-            raise ValueError(f"{ENVIRONMENT}: is set, but has no keys; unset it to serve without keys")
+            raise ValueError(f"{API_KEY_VARIABLE}: is set, but has no keys; unset it to serve without keys")
         keys += found
     return keys
 

@@ -91,11 +91,11 @@ class Grammars:
                 self._compiler = self._compiler or self._new_compiler()
             return self._compiler.compile(grammar, end - time.monotonic()).matcher
         except Refusal as error:
-            raise InvalidRequestError(f"{name}: {grammar.kind}: {error}") from error
+            raise InvalidRequestError(f"{name}: {grammar.kind}: {error}", grammar.kind) from error
         except TimeoutError as error:
             given = "" if timeout_s is None or timeout_s > MAX_SECONDS else "timeout_s="
             why = f"compiling it takes longer than {given}{limit:g} seconds"
-            raise InvalidRequestError(f"{name}: {grammar.kind}: {why}") from error
+            raise InvalidRequestError(f"{name}: {grammar.kind}: {why}", grammar.kind) from error
 
     def _new_compiler(self) -> "Compiler":
         if self._tokenizer is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.errors import InvalidRequestError
+from nanoinfer.errors import ContextLengthError, InvalidRequestError
 from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
@@ -76,8 +76,8 @@ class RequestBuilder:
                 raise InvalidRequestError(f"{name}: is text, but this model has no tokenizer files; give token ids")
             if not prompt:
                 raise InvalidRequestError(f"{name}: is empty")
+            check_length(prompt, max_context_len, self.tokenizer, name)
             try:
-                check_length(prompt, max_context_len, self.tokenizer)
                 prompt = self.tokenizer.encode(prompt)
             except ValueError as error:
                 raise InvalidRequestError(f"{name}: {error}") from error
@@ -110,22 +110,25 @@ class RequestBuilder:
         if (problem := problem_of(extra_key)) is not None:
             raise InvalidRequestError(f"{name}: {problem}")
         if params.stop and self.tokenizer is None:
-            raise InvalidRequestError(f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none")
+            raise InvalidRequestError(
+                f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none", "stop"
+            )
         for field in ("logprobs", "prompt_top_logprobs"):
             if (count := getattr(params, field) or 0) > self.vocab_size:
-                raise InvalidRequestError(f"{name}: {field}={count}: must be at most {self.vocab_size}")
+                raise InvalidRequestError(f"{name}: {field}={count}: must be at most {self.vocab_size}", field)
         for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             outside = [token for token in tokens if token >= self.vocab_size]
             if outside:
                 raise InvalidRequestError(
-                    f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}"
+                    f"{name}: {field}: token id {outside[0]}: must be in 0..{self.vocab_size - 1}", field
                 )
         forbidden = {token for token, bias in (params.logit_bias or {}).items() if bias == -np.inf}
         if params.min_new_tokens:
             forbidden |= self._stop_token_ids(params)
         if len(forbidden) >= self.vocab_size:
             raise InvalidRequestError(
-                f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens"
+                f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens",
+                "logit_bias",
             )
 
     def check_timeout(self, timeout_s: float | None, name: str = "prompt") -> None:
@@ -141,9 +144,10 @@ class RequestBuilder:
         """InvalidRequestError when prompt and output together could become longer than the context."""
         total = len(prompt_ids) + params.max_new_tokens
         if total > max_context_len:
-            raise InvalidRequestError(
+            raise ContextLengthError(
                 f"{name}: {len(prompt_ids)} prompt tokens + max_new_tokens={params.max_new_tokens} = {total} tokens: "
-                f"must not exceed max_context_len={max_context_len}"
+                f"must not exceed max_context_len={max_context_len}",
+                "max_new_tokens",
             )
 
     def build(

@@ -8,6 +8,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.keywords import with_aliases
 
 if TYPE_CHECKING:  # what only hands requests on needs none
@@ -139,7 +140,7 @@ class SamplingParams:
             self._check_real(name, low, high)
         for name in BOOL_FIELDS:
             if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"{name}={value!r}: must be True or False")
+                raise InvalidRequestError(f"{name}={value!r}: must be True or False", name)
         self._check_together()
         self._check_collections()
         self._check_grammars()
@@ -149,7 +150,7 @@ class SamplingParams:
         if value is None and name in MAY_BE_NONE:
             return
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-            raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
+            raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}", name)
         if not isinstance(value, Default):
             self._set(name, int(value))
 
@@ -157,26 +158,33 @@ class SamplingParams:
         value = getattr(self, name)
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else _to_float(value)
         if not low <= number <= high:
-            raise ValueError(f"{name}={value!r}: must be a number in {low:g}..{high:g}")
+            raise InvalidRequestError(f"{name}={value!r}: must be a number in {low:g}..{high:g}", name)
         if not isinstance(value, Default):
             self._set(name, number)
 
     def _check_together(self) -> None:
         """ValueError for numbers that are out of range, or contradict each other."""
         if self.top_p == 0:
-            raise ValueError(f"top_p={self.top_p}: must be above 0")
+            raise InvalidRequestError(f"top_p={self.top_p}: must be above 0", "top_p")
         if 0 < self.temperature < 1e-30:
-            raise ValueError(f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30")
+            raise InvalidRequestError(
+                f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30", "temperature"
+            )
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}"
+            raise InvalidRequestError(
+                f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}",
+                "min_new_tokens",
             )
         if self.seed is not None and self.seed >= 2**64:
-            raise ValueError(f"seed={self.seed}: must be below 2**64")
+            raise InvalidRequestError(f"seed={self.seed}: must be below 2**64", "seed")
         if self.prompt_top_logprobs and not self.prompt_logprobs:
-            raise ValueError(f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True")
+            raise InvalidRequestError(
+                f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True", "prompt_top_logprobs"
+            )
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n={self.n}: must be 1 with temperature=0, because all completions would be the same")
+            raise InvalidRequestError(
+                f"n={self.n}: must be 1 with temperature=0, because all completions would be the same", "n"
+            )
         if self.top_k == 0:
             self._set("top_k", -1)
 
@@ -189,16 +197,20 @@ class SamplingParams:
         ):
             if given is not None and not (isinstance(given, Sequence) and all(map(fits, given))):
                 what = {"stop": "texts, none empty", "stop_token_ids": "token ids"}.get(name, "functions")
-                raise ValueError(f"{name}={given!r}: must be a sequence of {what}")
+                raise InvalidRequestError(f"{name}={given!r}: must be a sequence of {what}", name)
             self._set(name, tuple(given or ()))
         self._set("stop_token_ids", tuple(map(int, self.stop_token_ids)))
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
-                raise ValueError(f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers")
+                raise InvalidRequestError(
+                    f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers", "logit_bias"
+                )
             for token, bias in self.logit_bias.items():
                 number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else _to_float(bias)
                 if not (abs(number) <= 1e20 or number == -math.inf):
-                    raise ValueError(f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf")
+                    raise InvalidRequestError(
+                        f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf", "logit_bias"
+                    )
             self._set("logit_bias", {int(token): _to_float(bias) for token, bias in self.logit_bias.items()})
 
     def _check_grammars(self) -> None:
@@ -206,27 +218,34 @@ class SamplingParams:
         the request arrives."""
         given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given")
+            raise InvalidRequestError(
+                f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given", given[-1]
+            )
         for name in ("regex", "grammar"):
             if not isinstance(value := getattr(self, name), str | None):
-                raise ValueError(f"{name}={value!r}: must be a string")
+                raise InvalidRequestError(f"{name}={value!r}: must be a string", name)
         if (choice := self.choice) is not None:
             is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
             if not is_list or not choice or not _are_texts(choice):
-                raise ValueError(f"choice={choice!r}: must be a list of at least one string, and none may be empty")
+                raise InvalidRequestError(
+                    f"choice={choice!r}: must be a list of at least one string, and none may be empty", "choice"
+                )
             self._set("choice", tuple(choice))
         if (schema := self.json_schema) is not None and not isinstance(schema, str):
             if not isinstance(schema, Mapping):
-                raise ValueError(f"json_schema={schema!r}: must be a dict or its text")
+                raise InvalidRequestError(f"json_schema={schema!r}: must be a dict or its text", "json_schema")
             self._set("json_schema", _as_json("json_schema", schema))
         if (calls := self.tool_calls) is not None:
             if not isinstance(calls, Mapping) or not calls or not _are_texts(calls):
-                raise ValueError(
-                    f"tool_calls={calls!r}: must map the name of each function to a JSON schema, at least one"
+                raise InvalidRequestError(
+                    f"tool_calls={calls!r}: must map the name of each function to a JSON schema, at least one",
+                    "tool_calls",
                 )
             self._set("tool_calls", json.loads(_as_json("tool_calls", dict(calls))))
         elif self.min_new_tokens and not self.parallel_tool_calls:
-            raise ValueError(f"min_new_tokens={self.min_new_tokens}: must be 0 with parallel_tool_calls=False")
+            raise InvalidRequestError(
+                f"min_new_tokens={self.min_new_tokens}: must be 0 with parallel_tool_calls=False", "min_new_tokens"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -285,4 +304,4 @@ def _as_json(name: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: cannot be written as JSON: {error}") from error
+        raise InvalidRequestError(f"{name}: cannot be written as JSON: {error}", name) from error

@@ -88,8 +88,8 @@ class Tokenizer:
         """Token ids of a conversation up to the assistant's next turn; arguments and errors as `render_chat`, `encode`
         and, where `max_tokens` is given, `check_length`."""
         text = render_chat(self.hf_tokenizer, messages, template_kwargs)
+        check_length(text, max_tokens, self, "messages")
         try:
-            check_length(text, max_tokens, self)
             return self.encode(text, add_special_tokens=False)
         except ValueError as error:
             raise ValueError(f"messages: {error}") from error

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanoinfer.server.app import make_app
-    from nanoinfer.server.in_thread import ServerThread
+    from nanoinfer.server.run import ServerThread
     from nanoinfer.server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "ServerThread", "make_app"]
-_FILES = {"make_app": "app", "ServerSettings": "settings", "ServerThread": "in_thread"}
+_FILES = {"make_app": "app", "ServerSettings": "settings", "ServerThread": "run"}
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
 

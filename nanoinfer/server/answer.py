@@ -1,18 +1,17 @@
 """GenerationResponse: sends a generation to its client, whole or as a stream, and ends it when the client is gone."""
 
 import asyncio
-from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.server.errors import ApiError, as_api_error, internal_error, log_bug, shut_down, timed_out
+from nanoinfer.server.errors import ApiError, as_api_error, log_bug, shut_down, timed_out
+from nanoinfer.server.formatter import ResponseFormatter, dumps
 from nanoinfer.server.generation import Generation
-from nanoinfer.server.notes import Notes, notes_of
+from nanoinfer.server.request_context import RequestContext, context_of
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, dumps
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -23,21 +22,24 @@ STREAM_HEADERS = [
 
 class GenerationResponse(Response):
     """An answer in the making. A stream's status is sent with its first token, so that a request that gets none is answered
-    with the status of what went wrong."""
+    with the status of what went wrong: what is raised before that becomes an answer in DrainMiddleware."""
 
-    def __init__(self, service: Service, generation: Generation, shape: Shape, stream: bool):
-        self._service, self._generation, self._shape, self._stream = service, generation, shape, stream
-        self._notes = Notes()  # until it is called
+    def __init__(self, service: Service, generation: Generation, formatter: ResponseFormatter, stream: bool):
+        self._service, self._generation, self._formatter, self._stream = service, generation, formatter, stream
+        self._context = RequestContext()  # until it is called
         self.background: BackgroundTask | None = None
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
-        self._notes = notes_of(scope)
-        self._notes.generation = generation
+        self._context = context_of(scope)
+        self._context.generation = generation
         watcher = asyncio.create_task(self._watch(receive))
         try:
-            await (self._send_events(send) if self._stream else self._send_whole(send))
+            if self._stream:
+                await self._send_events(send)
+            elif (answer := await self._whole()) is not None:
+                await answer(scope, receive, send)
         except OSError:  # what some ASGI servers raise when the client is gone
             generation.close("disconnect")
         finally:
@@ -51,11 +53,11 @@ class GenerationResponse(Response):
         self._generation.close("disconnect")
 
     async def _send_events(self, send: Send) -> None:
-        generation, shape, has_begun = self._generation, self._shape, False
+        generation, formatter, has_begun = self._generation, self._formatter, False
         error: ApiError | None = None
         try:
             while pieces := await generation.read():
-                text = "".join([shape.piece(index, piece) for index, piece in pieces])
+                text = "".join([formatter.piece(index, piece) for index, piece in pieces])
                 if text and not generation.client_left:
                     if not has_begun:
                         has_begun = True
@@ -69,37 +71,36 @@ class GenerationResponse(Response):
         if generation.client_left:
             return
         if error is not None and not has_begun:
-            await send_error(send, error)
-            return
+            raise error
         assert has_begun, "every choice that ends by itself has an event that says so"
-        await send({"type": "http.response.body", "body": shape.last_events(generation, error).encode()})
+        await send({"type": "http.response.body", "body": formatter.last_events(generation, error).encode()})
 
-    async def _send_whole(self, send: Send) -> None:
-        body = b""
+    async def _whole(self) -> Response | None:
+        """The answer that is no stream. None if its client has left."""
         try:
             outputs = await self._generation.outputs()
             if self._generation.client_left:
-                return
-            error = self._what_went_wrong()
-            if error is None:
-                body = dumps(self._shape.whole(self._generation, outputs)).encode()
+                return None
+            if (error := self._what_went_wrong()) is None:
+                body = dumps(self._formatter.whole(self._generation, outputs)).encode()
+                return Response(body, media_type="application/json")
         except Exception as raised:
             error = self._failure(raised)
-        await (send_json(send, 200, body) if error is None else send_error(send, error))
+        raise error
 
     def _failure(self, error: Exception) -> ApiError:
         """Note that the generation has failed, and return the answer to what was raised. What neither the engine nor its
         end raises is a bug, whatever its type: by now, nothing is the request's fault."""
         self._generation.failed = True
         if isinstance(error, StepFailedError | EngineClosedError):
-            self._notes.error = as_api_error(error, self._generation.wish.grammar_field)
-            return self._notes.error
-        log_bug(self._notes.request_id, error, self._service.settings.show_prompts)
-        return internal_error(error)
+            self._context.error = as_api_error(error, grammar_field=self._generation.request.grammar_field)
+            return self._context.error
+        log_bug(self._context.request_id, error, self._service.settings.show_prompts)
+        return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
 
     def _what_went_wrong(self) -> ApiError | None:
         """Why completions were ended early; None if none was."""
-        ends = self._generation.counts.ends
+        ends = self._generation.ends
         if "timeout" in ends:
             return timed_out(self._service.settings.request_timeout_s or 0)
         if "abort" not in ends:
@@ -107,16 +108,3 @@ class GenerationResponse(Response):
         if self._generation.closed_by == "shutdown" or self._service.drain.is_draining:
             return shut_down()
         return ApiError(500, "the request was aborted", code="aborted")
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """Answer with an error."""
-    headers = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-    await send_json(send, error.status, error.body, headers)
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Any = ()) -> None:
-    """Answer with JSON."""
-    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
-    await send({"type": "http.response.body", "body": body})

@@ -3,12 +3,14 @@
 
 import asyncio
 import json
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
 
 from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, EventBatch, Snapshot
 from nanoinfer.cache.block_feed import BlockFeed
@@ -33,74 +35,52 @@ def block_routes(service: Service) -> list[BaseRoute]:
     engine: Any = service.core
     feed: BlockFeed = engine.block_feed(service.settings.event_block_size)
 
-    async def events(request: Request) -> Any:
+    async def events(request: Request) -> Response:
         if service.is_ending.is_set() or service.engine.is_closed:
             raise shut_down()
-        return BlockStream(service, feed, read_place(request.headers.get("last-event-id")))
+        place = read_place(request.headers.get("last-event-id"))
+        return StreamingResponse(tell(service, feed, place), headers=HEADERS)
 
     return [Route("/block_events", events)]
 
 
-class BlockStream:
-    """An ASGI response: a snapshot, then each batch, until the client is gone or the server ends. `place`: where a client
-    that was here before goes on; if those batches are gone, or the server has started again, it gets a snapshot.
+async def tell(service: Service, feed: BlockFeed, place: tuple[str, int] | None) -> AsyncIterator[bytes]:
+    """A snapshot, then each batch, until the client is gone or the server ends. `place`: where a client that was here
+    before goes on; if those batches are gone, or the server has started again, it gets a snapshot.
 
     Nothing is kept for a client that reads slowly: it gets a snapshot, too, once what it has missed is gone.
     """
+    seq = place[1] if place is not None and place[0] == feed.source else None
+    is_new, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def __init__(self, service: Service, feed: BlockFeed, place: tuple[str, int] | None):
-        self._service, self._feed = service, feed
-        self._seq = place[1] if place is not None and place[0] == feed.source else None
-        self._news = asyncio.Event()
+    def wake() -> None:  # in the thread that steps the engine
+        loop.call_soon_threadsafe(is_new.set)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        loop = asyncio.get_running_loop()
-
-        def wake() -> None:  # in the thread that steps the engine
-            loop.call_soon_threadsafe(self._news.set)
-
-        self._feed.listeners.append(wake)
-        tells = asyncio.create_task(self._tell(send))
-        others = asyncio.create_task(_until_gone(receive)), asyncio.create_task(self._service.is_ending.wait())
-        try:
-            await asyncio.wait({tells, *others}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._feed.listeners.remove(wake)
-            for task in (tells, *others):
-                task.cancel()
-            ended = (await asyncio.gather(tells, *others, return_exceptions=True))[0]
-        if isinstance(ended, Exception) and not isinstance(ended, EngineClosedError):
-            raise ended  # the connection breaks off, and the log says why
-        await send({"type": "http.response.body", "body": b"event: end\ndata: {}\n\n", "more_body": False})
-
-    async def _tell(self, send: Send) -> None:
-        with_tokens = self._service.settings.show_prompts
-        while True:
-            self._news.clear()
-            (new,) = await self._service.engine.visit_each(lambda _: self._take())
-            for news in new:
-                await send({"type": "http.response.body", "body": write_news(news, with_tokens), "more_body": True})
-            try:
-                await asyncio.wait_for(self._news.wait(), SILENCE_SECONDS)
-            except TimeoutError:
-                await send({"type": "http.response.body", "body": b": nothing new\n\n", "more_body": True})
-
-    def _take(self) -> list[News]:
-        """What is new, between two steps."""
-        batches = None if self._seq is None else self._feed.since(self._seq)
-        if self._seq is None or batches is None:
-            snapshot = self._feed.snapshot()
-            self._seq = snapshot.seq
-            return [snapshot]
-        self._seq += len(batches)
-        return list(batches)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+    feed.listeners.append(wake)
+    ending = asyncio.create_task(service.is_ending.wait())
+    try:
+        while not ending.done():
+            is_new.clear()
+            (news,) = await service.engine.visit_each(lambda _, seq=seq: take(feed, seq))
+            for each in news:
+                seq = each.seq + isinstance(each, EventBatch)
+                yield write_news(each, service.settings.show_prompts)
+            waiting = asyncio.create_task(is_new.wait())
+            if not (await asyncio.wait({waiting, ending}, timeout=SILENCE_SECONDS, return_when=FIRST_COMPLETED))[0]:
+                yield b": nothing new\n\n"
+            waiting.cancel()
+    except EngineClosedError:
         pass
+    finally:
+        feed.listeners.remove(wake)
+        ending.cancel()
+    yield b"event: end\ndata: {}\n\n"
+
+
+def take(feed: BlockFeed, seq: int | None) -> Sequence[News]:
+    """What is new from batch `seq` on. Call it between two steps."""
+    batches = None if seq is None else feed.since(seq)
+    return [feed.snapshot()] if batches is None else batches
 
 
 def write_news(news: News, with_tokens: bool) -> bytes:

@@ -3,13 +3,19 @@
 import json
 import logging
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from reprlib import repr as repr_in_short
+from types import MappingProxyType
 from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from nanoinfer.errors import (
     AdapterError,
+    ContextLengthError,
     EngineClosedError,
+    InvalidRequestError,
     NoTokenAllowedError,
     QueueFullError,
     ReplicaLostError,
@@ -22,17 +28,16 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-RETRY_AFTER_S = 1
-CODES = {
+MAX_MESSAGE = 1000  # characters: messages quote values
+CODES = {  # by pydantic's type
     "unsupported": "unsupported_field",
     "unknown": "unknown_field",
     "missing": "missing_field",
-}  # by pydantic's type
+}
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests by themselves unless this says otherwise
 
 logger = logging.getLogger("nanoinfer.server")
@@ -53,7 +58,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
         if status in (429, 503):
-            self.headers.setdefault("retry-after", str(RETRY_AFTER_S))
+            self.headers.setdefault("retry-after", "1")
 
     @property
     def content(self) -> dict[str, Any]:
@@ -83,16 +88,21 @@ def shut_down() -> ApiError:
     return ApiError(503, "the server is shutting down; send the request to another one, or later", code="shutting_down")
 
 
-def internal_error(error: BaseException) -> ApiError:
-    """Something failed that should not. Only the type is told: the message may quote prompts."""
-    return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
-
-
-def as_api_error(error: BaseException, grammar_field: str | None = None) -> ApiError:
-    """The answer to what the engine raises. What is unexpected becomes a 500 that names only its type, since its message
-    may quote prompts. `grammar_field`: where the request has its grammar."""
+def as_api_error(
+    error: BaseException, names: Mapping[str, str] = MappingProxyType({}), grammar_field: str | None = None
+) -> ApiError:
+    """The answer to what is raised. What is unexpected becomes a 500 that names only its type, since its message may quote
+    prompts. `names`: our names of fields → the client's, where they differ. `grammar_field`: where it gives a grammar."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error.errors()[0])
+    if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, ApiError):  # FastAPI has made an HTTPException of it
+            return error.__cause__
+        detail = error.detail if error.__cause__ is None else f"the body is not JSON: {error.__cause__}"
+        detail += "; a client's base URL must end with /v1" if error.status_code == 404 else ""
+        return ApiError(error.status_code, detail, headers=error.headers)
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full")
     if isinstance(error, ReplicaLostError):
@@ -101,37 +111,31 @@ def as_api_error(error: BaseException, grammar_field: str | None = None) -> ApiE
         return shut_down()
     if isinstance(error, AdapterError):
         return bad_request(str(error), "model")
-    if isinstance(error, ValueError):
-        return bad_request(str(error), code=code_of(str(error)))
+    if isinstance(error, InvalidRequestError):
+        theirs = None if error.field is None else names.get(error.field, error.field)
+        message = str(error) if theirs == error.field else f"{theirs}: {error}"
+        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        return bad_request(message[:MAX_MESSAGE], theirs, code)
     if isinstance(error, StepFailedError) and isinstance(error.__cause__, NoTokenAllowedError):
-        why = str(error.__cause__).partition(": ")[2]  # after the engine's own number of the request
-        return bad_request(f"{grammar_field}: {why}" if grammar_field else why, grammar_field, "no_token_allowed")
+        return bad_request(f"{grammar_field}: {error.__cause__}", grammar_field, "no_token_allowed")
     if isinstance(error, StepFailedError):
         kind = type(error.__cause__ or error).__name__
         return ApiError(500, f"the request ended because a step of the engine failed ({kind})", code="step_failed")
-    return internal_error(error)
+    return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")
 
 
-def code_of(message: str) -> str | None:
-    """OpenAI's code for a prompt that is too long; None for anything else."""
-    too_long = "max_context_len=" in message and "must not exceed" in message
-    return "context_length_exceeded" if too_long else None
-
-
-def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+def _validation_error(error: Mapping[str, Any]) -> ApiError:
     """The answer to a body that does not fit: the first thing that pydantic finds wrong, with its field and value."""
-    error = errors[0]
-    kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
+    kind, context = error["type"], error.get("ctx", {})
     if kind == "json_invalid":
         return bad_request(f"the body is not JSON: {context.get('error')}", code="invalid_json")
     # without what pydantic adds to say which of several types it tried: "str", "list[dict[str,any]]"
     place = [part for part in error["loc"] if isinstance(part, int) or not (part in ("body", "str") or "[" in part)]
-    path = ""
-    for part in [*place, context["field"]] if "field" in context else place:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    place += [context["field"]] if "field" in context else []
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     if not path:
         return bad_request(f"the body: {error['msg']}; send a JSON object with content-type: application/json")
-    given = "" if "field" in context or kind == "missing" else f"={repr_in_short(value)}"
+    given = "" if "field" in context or kind == "missing" else f"={repr_in_short(error.get('input'))}"
     return bad_request(f"{path}{given}: {error['msg']}", path, CODES.get(kind, "invalid_value"))
 
 

@@ -1,9 +1,10 @@
-"""Wish: what a client asks to be generated, as the engine needs it. Generation: its streams, while it is generated."""
+"""GenerationRequest: what a client asks to be generated, as the engine needs it. Generation: its streams, meanwhile."""
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import Histogram
 
@@ -16,34 +17,25 @@ from nanoinfer.requests.stream_pieces import StreamPiece
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """Prompts as token ids, and what is common to them.
+class GenerationRequest:
+    """`requests`: one per prompt; their parameters differ only in `max_new_tokens`. `copies`: how often each completion is
+    answered. At temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `field_names`:
+    what the client calls fields of SamplingParams, where that differs."""
 
-    `each_params`: one per prompt; they differ only in `max_new_tokens`. `copies`: how often each completion is answered. At
-    temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `names`: what messages call
-    the prompts. `field_names`: what the client calls fields of SamplingParams, where that differs.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    each_params: Sequence[SamplingParams]
+    requests: Sequence[Request]
     model: str
-    adapter: str | None = None
-    copies: int = 1
-    cache_salt: str | None = None
-    names: Sequence[str] = ("prompt",)
-    field_names: Mapping[str, str] = field(default_factory=dict)
+    copies: int
+    field_names: Mapping[str, str]
 
-    def requests(self, timeout_s: float | None) -> list[Request]:
-        """One Request per prompt."""
-        return [
-            Request(prompt, params, self.cache_salt, timeout_s, name, self.adapter)
-            for prompt, params, name in zip(self.prompts, self.each_params, self.names, strict=True)
-        ]
+    @property
+    def prompts(self) -> list[Any]:
+        """Their token ids."""
+        return [request.prompt for request in self.requests]
 
     @property
     def params(self) -> SamplingParams:
         """Those of the first prompt."""
-        return self.each_params[0]
+        return self.requests[0].params
 
     @property
     def grammar_field(self) -> str | None:
@@ -62,36 +54,32 @@ class Wish:
         return sum(map(len, self.prompts))
 
 
-@dataclass
-class Counts:
-    """What has happened to a generation, for usage, log and metrics. `ends`: how its choices ended."""
-
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    ends: list[str] = field(default_factory=list)
-
-
 class Generation:
-    """The streams of one client's request: one per prompt, each with `wish.params.n` completions.
+    """One stream per prompt, each with `request.params.n` completions.
 
-    `closed_by`: what ended it early: "disconnect", "shutdown" or "error"; None if nothing did. `counts` are
-    of what the engine computed; `copies` are not in it. `token_gaps` gets the seconds between two tokens of a completion.
-    `started`, `first_token_at`: seconds of `time.perf_counter`.
+    `closed_by`: what ended it early: "disconnect", "shutdown" or "error"; None if nothing did. `failed`: its answer is an
+    error, whatever was raised. `ends`: how its completions ended. `output_tokens`, `cached_tokens`: of what the engine
+    computed, without copies. `token_gaps` gets the seconds between two tokens of a completion. `started`,
+    `first_token_at`: seconds of `time.perf_counter`.
     """
 
-    def __init__(self, wish: Wish, streams: list[AsyncStream], token_gaps: Histogram):
-        self.wish, self.streams = wish, streams
+    def __init__(self, request: GenerationRequest, streams: list[AsyncStream], token_gaps: Histogram):
+        self.request, self.streams = request, streams
         self.closed_by: str | None = None
-        self.failed = False  # True when its answer is an error, whatever was raised
-        self.counts = Counts()
+        self.failed = False
+        self.output_tokens, self.ends = 0, list[str]()
         self.started = time.perf_counter()
         self.first_token_at: float | None = None
         self._token_gaps = token_gaps
         self._cached = [0] * len(streams)
         self._last_at: dict[int, float] = {}
-        self._merged: asyncio.Queue[list[tuple[int, StreamPiece]] | BaseException | None] | None = None
-        self._readers: list[asyncio.Task[None]] = []
-        self._reading = len(streams)
+        self._unfinished = set(range(len(streams)))
+        self._reads: dict[int, asyncio.Task[list[StreamPiece]]] = {}  # of several streams
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(self._cached)
 
     async def read(self) -> list[tuple[int, StreamPiece]]:
         """What is new, as (index, piece): completion `index % n` of prompt `index // n`. Empty at the end.
@@ -101,7 +89,7 @@ class Generation:
         if len(self.streams) == 1:
             pieces = [(piece.index, piece) for piece in await self.streams[0].read()]
         else:
-            pieces = await self._read_merged()
+            pieces = await self._read_several()
         if pieces:
             self._count(pieces)
         return pieces
@@ -127,14 +115,14 @@ class Generation:
 
     def stop_reading(self) -> None:
         """Nobody reads it any more."""
-        for reader in self._readers:
-            reader.cancel()
+        if self._reads:  # gathered, so that nobody misses an exception of those that have ended
+            asyncio.gather(*self._reads.values(), return_exceptions=True).cancel()
 
     def _count(self, pieces: list[tuple[int, StreamPiece]]) -> None:
-        now, n = time.perf_counter(), self.wish.params.n
+        now, n = time.perf_counter(), self.request.params.n
         for index, piece in pieces:
             tokens = len(piece.token_ids)
-            self.counts.output_tokens += tokens
+            self.output_tokens += tokens
             if tokens:
                 if self.first_token_at is None:
                     self.first_token_at = now
@@ -143,34 +131,23 @@ class Generation:
                         self._token_gaps.observe((now - before) / tokens)
                 self._last_at[index] = now
             if index % n == 0:
-                self.counts.cached_tokens += piece.cached_tokens - self._cached[index // n]
                 self._cached[index // n] = piece.cached_tokens
             if piece.finish_reason is not None:
-                self.counts.ends.append(piece.finish_reason)
+                self.ends.append(piece.finish_reason)
 
-    async def _read_merged(self) -> list[tuple[int, StreamPiece]]:
-        if self._merged is None:
-            self._merged = asyncio.Queue(maxsize=len(self.streams))
-            self._readers = [asyncio.create_task(self._read_one(i)) for i in range(len(self.streams))]
-        while self._reading:
-            item = await self._merged.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                self._reading -= 1
-            else:
-                return item
-        return []
-
-    async def _read_one(self, i: int) -> None:
-        """Hand on what one of several streams has, and wait while the reader is behind."""
-        assert self._merged is not None
-        try:
-            while pieces := await self.streams[i].read():
-                await self._merged.put([(i * self.wish.params.n + piece.index, piece) for piece in pieces])
-            await self._merged.put(None)
-        except Exception as error:  # it is raised where the generation is read
-            await self._merged.put(error)
+    async def _read_several(self) -> list[tuple[int, StreamPiece]]:
+        """What any of several streams has. No more is read than is asked for: the engine must notice a slow client."""
+        found = list[tuple[int, StreamPiece]]()
+        while self._unfinished and not found:
+            for i in self._unfinished - self._reads.keys():
+                self._reads[i] = asyncio.create_task(self.streams[i].read())
+            await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+            for i in [i for i, read in self._reads.items() if read.done()]:
+                pieces = self._reads.pop(i).result()
+                found += [(i * self.request.params.n + piece.index, piece) for piece in pieces]
+                if not pieces:
+                    self._unfinished.remove(i)
+        return found
 
 
 def ended_early(reason: str | None) -> bool:

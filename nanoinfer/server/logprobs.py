@@ -3,7 +3,6 @@
 import codecs
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -36,8 +35,7 @@ class TokenNames:
         return self._named(token)[2]
 
     def _named(self, token: int) -> Named:
-        named = self._known.get(token)
-        if named is None:
+        if (named := self._known.get(token)) is None:
             named = self._known[token] = self._name(token)
         return named
 
@@ -58,13 +56,8 @@ class TokenNames:
             return None
         if len(name) == len("<0x00>") and name.startswith("<0x"):
             return Bytes.fromhex(name[3:5])
-        if all(letter in self._letters for letter in name):
-            return Bytes(self._letters[letter] for letter in name)
-        return None
-
-    @cached_property
-    def _letters(self) -> dict[str, int]:
-        return byte_letters()
+        letters = byte_letters()
+        return Bytes(map(letters.__getitem__, name)) if set(name) <= letters.keys() else None
 
 
 class Offsets:

@@ -1,7 +1,7 @@
 """Metrics: what `/metrics` shows, under vLLM's names where the meaning is the same, so that its dashboards work."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -21,12 +21,6 @@ REASONS = ("stop", "length", "abort", "timeout")
 ABORTS = ("disconnect", "shutdown", "error")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
-ADDED_UP = (  # of EngineStats, where several engines serve
-    *("waiting", "running", "paused", "retractions", "tokens_per_second"),
-    *("total_slots", "free_slots", "evictable_slots", "protected_slots", "request_slots"),
-    *("prompt_tokens", "cached_tokens", "output_tokens"),
-    *("host_held_tokens", "host_fetched_tokens", "disk_fetched_tokens"),
-)
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,10 @@ class Sample:
 
     @classmethod
     def sum(cls, samples: "Sequence[Sample]") -> "Sample":
-        """Several engines as one: what `/metrics` shows is added up, the rest is the first engine's."""
-        first, *_ = samples
-        stats = replace(first.stats, **{name: sum(each.stats[name] for each in samples) for name in ADDED_UP})
+        """Several engines as one: numbers are added up, the rest is the first engine's."""
+        first, names = samples[0].stats, [field.name for field in fields(EngineStats)]
+        added = [name for name in names if isinstance(first[name], int | float) and name != "loaded_adapters"]
+        stats = replace(first, **{name: sum(each.stats[name] for each in samples) for name in added})
         return cls(stats, sum(each.tree_nodes for each in samples))
 
 
@@ -54,30 +49,28 @@ class Metrics:
 
     def __init__(self, model_name: str):
         self._model, self._registry = model_name, CollectorRegistry()
-        self._ends = self._counter("vllm:request_success", "Completions by how they ended.", "finished_reason", REASONS)
-        self._aborts = self._counter("nanoinfer:requests_aborted", "Requests that were ended early.", "reason", ABORTS)
-        self._responses = self._counter("nanoinfer:http_responses", "Responses by status.", "status")
-        times = (
-            "vllm:time_to_first_token_seconds",
-            "vllm:inter_token_latency_seconds",
-            "vllm:e2e_request_latency_seconds",
+
+        def counter(name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
+            made = Counter(name, text, ["model_name", label], registry=self._registry)
+            for value in values:
+                made.labels(model_name, value)  # is there from the start, as 0
+            return made
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(f"vllm:{name}", text, ["model_name"], registry=self._registry, buckets=buckets)
+            return made.labels(model_name)
+
+        self._ends = counter("vllm:request_success", "Completions by how they ended.", "finished_reason", REASONS)
+        self._aborts = counter("nanoinfer:requests_aborted", "Requests that were ended early.", "reason", ABORTS)
+        self._responses = counter("nanoinfer:http_responses", "Responses by status.", "status")
+        self._first_tokens = histogram("time_to_first_token_seconds", "Seconds to the first token.", SECONDS)
+        self.token_gaps = histogram(
+            "inter_token_latency_seconds", "Seconds between two tokens of a completion.", SECONDS
         )
-        sizes = "vllm:request_prompt_tokens", "vllm:request_generation_tokens", "vllm:request_params_max_tokens"
-        self._first_tokens = self._histogram(times[0], "Seconds from arrival to the first token.", SECONDS)
-        self.token_gaps = self._histogram(times[1], "Seconds between two tokens of a completion.", SECONDS)
-        self._latencies = self._histogram(times[2], "Seconds from arrival to the end.", SECONDS)
-        self._prompt_sizes = self._histogram(sizes[0], "Prompt tokens per request.", TOKENS)
-        self._output_sizes = self._histogram(sizes[1], "Output tokens per request.", TOKENS)
-        self._max_tokens = self._histogram(sizes[2], "The max_tokens of requests.", TOKENS)
-
-    def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
-        counter = Counter(name, text, ["model_name", label], registry=self._registry)
-        for value in values:
-            counter.labels(self._model, value)  # is there from the start, as 0
-        return counter
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, text, ["model_name"], registry=self._registry, buckets=buckets).labels(self._model)
+        self._latencies = histogram("e2e_request_latency_seconds", "Seconds from arrival to the end.", SECONDS)
+        self._prompt_sizes = histogram("request_prompt_tokens", "Prompt tokens per request.", TOKENS)
+        self._output_sizes = histogram("request_generation_tokens", "Output tokens per request.", TOKENS)
+        self._max_tokens = histogram("request_params_max_tokens", "The max_tokens of requests.", TOKENS)
 
     def note_response(self, status: int) -> None:
         """Count an answer; 0: none, since its client went."""
@@ -85,12 +78,12 @@ class Metrics:
 
     def note_end(self, generation: "Generation") -> None:
         """Count a generation that is over."""
-        wish, counts = generation.wish, generation.counts
-        for end in counts.ends:
+        request = generation.request
+        for end in generation.ends:
             self._ends.labels(self._model, end).inc()
-        self._prompt_sizes.observe(wish.prompt_tokens)
-        self._output_sizes.observe(counts.output_tokens)
-        self._max_tokens.observe(wish.params.max_new_tokens)
+        self._prompt_sizes.observe(request.prompt_tokens)
+        self._output_sizes.observe(generation.output_tokens)
+        self._max_tokens.observe(request.params.max_new_tokens)
         self._latencies.observe(perf_counter() - generation.started)
         if generation.first_token_at is not None:
             self._first_tokens.observe(generation.first_token_at - generation.started)

@@ -1,26 +1,41 @@
-"""OpenAI's routes, and those for whoever runs the server: health, metrics, version, the model, and emptying the cache."""
+"""The routes that clients use: OpenAI's, SGLang's /generate, and vLLM's for tokens."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from nanoinfer.requests.text_bound import check_length
 from nanoinfer.server.answer import GenerationResponse
-from nanoinfer.server.bodies import ChatRequest, CompletionRequest
-from nanoinfer.server.chat_response import ChatShape
-from nanoinfer.server.completion_response import CompletionShape
-from nanoinfer.server.errors import shut_down
-from nanoinfer.server.metrics import CONTENT_TYPE, Sample
-from nanoinfer.server.notes import notes_of
+from nanoinfer.server.chat_formatter import ChatFormatter
+from nanoinfer.server.errors import bad_request
+from nanoinfer.server.formatter import CompletionFormatter, ResponseFormatter
+from nanoinfer.server.generate_formatter import GenerateFormatter, generate_request
+from nanoinfer.server.generation import GenerationRequest
+from nanoinfer.server.protocol import (
+    ChatRequest,
+    ChatTemplateFields,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
+from nanoinfer.server.request_context import context_of
+from nanoinfer.server.request_parsing import chat_request, completion_request, encode_chat, tools_of
 from nanoinfer.server.service import Service
-from nanoinfer.server.tools import tools_of
-from nanoinfer.server.wishes import chat_wish, completion_wish
-from nanoinfer.version import __version__
 
 
 def openai_routes(service: Service) -> APIRouter:
-    """The routes of one server."""
+    """The routes of one server that generate, and its models."""
     router = APIRouter()
+
+    async def respond(
+        http: Request, request: GenerationRequest, formatter: ResponseFormatter, stream: bool | None
+    ) -> Response:
+        tokenizer = service.core.builder.tokenizer
+        if service.settings.show_prompts and tokenizer is not None:
+            context_of(http.scope).prompt = "\n".join(map(tokenizer.decode, request.prompts))
+        return GenerationResponse(service, await service.generate(request), formatter, bool(stream))
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -34,23 +49,26 @@ def openai_routes(service: Service) -> APIRouter:
         return _model(service, model)
 
     @router.post("/v1/completions", response_class=Response)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: CompletionRequest, http: Request) -> Response:
         """Continue one or more prompts."""
-        wish = await completion_wish(service, body)
-        notes = notes_of(request.scope)
-        notes.note_prompt(service, wish)
-        shape = CompletionShape(service, body, wish, f"cmpl-{notes.request_id}")
-        return GenerationResponse(service, await service.generate(wish), shape, bool(body.stream))
+        request = await completion_request(service, body)
+        answer_id = f"cmpl-{context_of(http.scope).request_id}"
+        return await respond(http, request, CompletionFormatter(service, body, request, answer_id), body.stream)
 
     @router.post("/v1/chat/completions", response_class=Response)
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    async def chat_completions(body: ChatRequest, http: Request) -> Response:
         """Write the assistant's next turn in a conversation."""
         tools = tools_of(service, body)
-        wish = await chat_wish(service, body, tools)
-        notes = notes_of(request.scope)
-        notes.note_prompt(service, wish)
-        shape = ChatShape(service, body, wish, f"chatcmpl-{notes.request_id}", tools)
-        return GenerationResponse(service, await service.generate(wish), shape, bool(body.stream))
+        request = await chat_request(service, body, tools)
+        answer_id = f"chatcmpl-{context_of(http.scope).request_id}"
+        return await respond(http, request, ChatFormatter(service, body, request, answer_id, tools), body.stream)
+
+    @router.post("/generate", response_class=Response)
+    async def generate(body: GenerateRequest, http: Request) -> Response:
+        """Continue one or more prompts."""
+        request = await generate_request(service, body)
+        answer_id = body.rid or context_of(http.scope).request_id
+        return await respond(http, request, GenerateFormatter(service, body, request, answer_id), body.stream)
 
     return router
 
@@ -68,44 +86,61 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def operation_routes(service: Service) -> APIRouter:
+def token_routes(service: Service) -> APIRouter:
     """The routes of one server."""
     router = APIRouter()
 
-    @router.head("/health", include_in_schema=False)  # so ask load balancers
-    @router.get("/health")
-    async def health() -> dict[str, str]:
-        """Whether it takes requests."""
-        if service.drain.is_draining or service.engine.is_closed:
-            raise shut_down()
-        return {"status": "ok"}
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """The tokens of a text or a conversation."""
+        service.adapter_named(service.base_name if body.model is None else body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("prompt: must be given, or else messages", "prompt")
+        tokens = await (_encode(service, body) if body.messages is None else _encode_messages(service, body))
+        strings = [service.token_names.text(token) for token in tokens] if body.return_token_strs else None
+        most = service.core.config.max_context_len
+        return {"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": strings}
 
-    @router.get("/version")
-    async def version() -> dict[str, str]:
-        """The version of nanoinfer."""
-        return {"version": __version__}
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """The text of tokens."""
+        service.adapter_named(service.base_name if body.model is None else body.model)
+        vocab_size, most = service.core.builder.vocab_size, service.core.config.max_context_len
+        if len(body.tokens) > most:
+            raise bad_request(f"tokens: {len(body.tokens)}: must not exceed max_context_len={most}", "tokens")
+        if (largest := max(body.tokens, default=0)) >= vocab_size:
+            raise bad_request(f"tokens: token id {largest}: must be in 0..{vocab_size - 1}", "tokens")
+        decode, skip = service.tokenizer.decode, bool(body.skip_special_tokens)
+        return {"prompt": await service.prepared(lambda: decode(body.tokens, skip), "the tokenizer", "tokens")}
 
-    async def model_info() -> dict[str, Any]:
-        """What is served, in SGLang's words."""
-        name = service.served.name
-        has = {f"has_{kind}_understanding": False for kind in ("image", "audio")}
-        return {"model_path": name, "tokenizer_path": name, "is_generation": True, **has}
-
-    router.get("/get_model_info")(model_info)
-    router.get("/model_info")(model_info)  # its newer name
-
-    @router.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
-        """The metrics in Prometheus' text format."""
-        samples = await service.engine.visit_each(Sample.of)
-        return Response(service.metrics.text(Sample.sum(samples)), media_type=CONTENT_TYPE)
-
-    async def flush() -> dict[str, Any]:
-        """Free all cached tokens that no running request relies on. Says how many there were."""
-        freed = await service.engine.visit_each(lambda engine: engine.flush_cache())
-        return {"success": True, "freed_tokens": sum(freed)}
-
-    router.post("/flush_cache")(flush)  # SGLang's
-    router.post("/reset_prefix_cache")(flush)  # vLLM's
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Special tokens and chat template, for clients that render conversations themselves."""
+        hf_tokenizer = service.tokenizer.hf_tokenizer
+        template = hf_tokenizer.chat_template
+        return {
+            "tokenizer_class": type(hf_tokenizer).__name__,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token")),
+            **hf_tokenizer.special_tokens_map,
+            "model_max_length": service.core.config.max_context_len,
+            "chat_template": template.get("default") if isinstance(template, dict) else template,
+        }
 
     return router
+
+
+async def _encode(service: Service, body: TokenizeRequest) -> list[int]:
+    for name in ChatTemplateFields.model_fields:
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name}: needs messages", name)
+    text, tokenizer, special = body.prompt or "", service.tokenizer, body.add_special_tokens is not False
+    check_length(text, service.core.config.max_context_len, tokenizer)
+    return await service.prepared(lambda: tokenizer.encode(text, special), "the tokenizer", "prompt")
+
+
+async def _encode_messages(service: Service, body: TokenizeRequest) -> list[int]:
+    if body.add_special_tokens:
+        raise bad_request("add_special_tokens: the chat template adds what it needs", "add_special_tokens")
+    fields = {name: getattr(body, name) for name in ("messages", *ChatTemplateFields.model_fields)}
+    chat = ChatRequest.model_construct(model=service.base_name, **fields)
+    return await encode_chat(service, chat, tools_of(service, chat))

@@ -1,12 +1,15 @@
-"""Runs an application with uvicorn: one line when it accepts connections, and an end that loses no request."""
+"""Runs an application with uvicorn, in the main thread or in one of its own; its end loses no request."""
 
 import asyncio
+import contextlib
+import html
 import signal
 import socket
 import sys
-import time
+import threading
+from collections.abc import Coroutine
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,6 +17,7 @@ from fastapi import FastAPI
 from nanoinfer.model.loader import in_words
 from nanoinfer.server.service import Service
 
+T = TypeVar("T")
 SECONDS_FOR_LAST_ANSWERS = 5  # after the deadline, when requests have been told that the server ends
 
 
@@ -22,14 +26,34 @@ class Server(uvicorn.Server):
 
     The first signal (SIGTERM, SIGINT) begins the drain: requests that are being served have `drain_timeout_s`, then they
     are ended and told so. A second signal ends them at once. `out`: where it prints its address, and what it waits for.
+    `has_started` is called once it accepts connections.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, out: TextIO | None = None):
+    def __init__(self, app: FastAPI, host: str, port: int, out: TextIO | None = None):
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            loop="asyncio",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=SECONDS_FOR_LAST_ANSWERS,
+            backlog=2048,
+        )
         super().__init__(config)
-        self._service, self._out = service, out
+        self._service: Service = app.state.service
+        self._out = out
         self._draining: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        self._running: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.has_started = threading.Event()
 
     @property
     def address(self) -> str:
@@ -39,10 +63,15 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         """Start, and say so: where, what, and how to open the page."""
-        self._running = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        if self._out is not None and self.started:
-            print(self._ready(), file=self._out, flush=True)
+        if self.started:
+            self.has_started.set()
+            self._say(self._ready())
+
+    def _say(self, line: str) -> None:
+        if self._out is not None:
+            print(line, file=self._out, flush=True)
 
     def _ready(self) -> str:
         service, config = self._service, self._service.core.config
@@ -56,92 +85,52 @@ class Server(uvicorn.Server):
         """A signal: begin to drain, or hurry. Ctrl-C ends the command as it should; SIGTERM is the usual way to end."""
         if sig == signal.SIGINT and sig not in self._captured_signals:
             self._captured_signals.append(sig)
-        if self._running is None:
+        if self.loop is None:
             self.should_exit = True  # it has not started yet
         else:
-            self._running.call_soon_threadsafe(self.end)
+            self.loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:
         """End, in the server's event loop: serve what has been accepted, refuse newcomers. Once more: hurry."""
-        if self._draining is None:
-            self._service.drain.begin()
-            self._say_what_it_waits_for()
-            self._draining = asyncio.ensure_future(self._drain())
-        else:
+        if self._draining is not None:
             self._hurry.set()
-
-    def _say_what_it_waits_for(self) -> None:
-        waiting, seconds = self._service.drain.serving, self._service.settings.drain_timeout_s
-        if self._out is None or not waiting:
             return
-        what, them = ("1 request", "it") if waiting == 1 else (f"{waiting} requests", "them")
-        at = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
-        now = f"a second Ctrl-C or SIGTERM ends {them} now"
-        print(f"nanoinfer is ending: it waits for {what}, until {at} at the latest; {now}", file=self._out, flush=True)
+        drain, seconds = self._service.drain, self._service.settings.drain_timeout_s
+        drain.begin()
+        if drain.serving:
+            self._say(
+                f"nanoinfer waits for {drain.serving} requests, for {seconds:g} s at most; once more ends them now"
+            )
+        self._draining = asyncio.ensure_future(self._drain(seconds))
 
-    async def _drain(self) -> None:
+    async def _drain(self, seconds: float) -> None:
         service = self._service
-        wait = asyncio.ensure_future(service.drain.wait(service.settings.drain_timeout_s))
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait((wait, hurry), return_when=asyncio.FIRST_COMPLETED)
-        for task in (wait, hurry):
-            task.cancel()
+        waits = [asyncio.ensure_future(each) for each in (service.drain.wait(seconds), self._hurry.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         service.close_all("shutdown")
         await service.drain.wait(SECONDS_FOR_LAST_ANSWERS)
         service.is_ending.set()
         self.should_exit = True
 
 
-def make_server(app: FastAPI, host: str = "127.0.0.1", port: int = 8000, out: TextIO | None = None) -> Server:
-    """A server for what `make_app` returned. `out`: see Server."""
-    service: Service = app.state.service
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        loop="asyncio",
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=SECONDS_FOR_LAST_ANSWERS,
-        backlog=2048,
-    )
-    return Server(config, service, out)
-
-
 def serve(app: FastAPI, sock: socket.socket) -> None:
     """Serve until a signal ends it, at what `bound_socket` returned."""
     host, port = sock.getsockname()[:2]
-    make_server(app, host, port, sys.stdout).run([sock])
+    Server(app, host, port, sys.stdout).run([sock])
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """`listening_socket` for the command line. ValueError naming its options."""
-    try:
-        return listening_socket(host, port)
-    except OSError as error:
-        raise ValueError(f"--host {host} --port {port}: {error.strerror}") from error
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that has the address already, so that a wrong one is told before a model is loaded, or a thread begins.
-    OSError saying why there is none."""
+    ValueError naming the address."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except (OSError, UnicodeError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OSError(getattr(error, "errno", None), f"cannot be listened at: {reason}") from error
+        sock.bind((host, port))
+    except (OSError, UnicodeError) as error:
+        sock.close()
+        raise ValueError(f"--host {host} --port {port}: cannot be listened at: {error}") from error
     return sock
 
 
@@ -153,3 +142,101 @@ def raise_open_files_limit() -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class ServerThread:
+    """`with ServerThread(make_app("story")) as server:` serves while the block runs, on a free port of this machine.
+
+    `app`: what `make_app` returned. `port`: 0 takes a free one. `url` and `port` say where it can be reached; `service` is
+    what its routes share, with the engine in it.
+    """
+
+    def __init__(self, app: FastAPI, port: int = 0, host: str = "127.0.0.1"):
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise ValueError(f"port={port!r}: must be an integer in 0..65535")
+        self.service: Service = app.state.service
+        self._address = host, port
+        self._server = Server(app, host, port)
+        self._thread = threading.Thread(target=self._run, name="nanoinfer-server", daemon=True)
+        self._sock: socket.socket | None = None
+        self._failure: BaseException | None = None
+        self._url: str | None = None
+
+    def start(self) -> "ServerThread":
+        """Serve, and return when connections are accepted. RuntimeError if that fails, for example on a port in use."""
+        try:
+            self._sock = bound_socket(*self._address)
+        except ValueError as error:
+            raise RuntimeError(f"the server could not start: {error}") from error
+        self._thread.start()
+        self._server.has_started.wait()
+        if not self._server.started:
+            raise RuntimeError("the server could not start") from self._failure
+        self._url = self._server.address
+        return self
+
+    @property
+    def url(self) -> str:
+        """Such as `http://127.0.0.1:8000`. OpenAI's clients want it with `/v1` behind it."""
+        if self._url is None:
+            raise RuntimeError("the server has not started")
+        return self._url
+
+    @property
+    def port(self) -> int:
+        """The port at which it listens."""
+        return int(self.url.rpartition(":")[2])
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the server's event loop, and return or raise what it does. RuntimeError without a server."""
+        if self._server.loop is None or not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the server is not running")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._server.loop).result()
+
+    def end(self) -> None:
+        """What SIGTERM does to the command: serve what was accepted, and refuse newcomers. Once more: do not wait.
+
+        Does nothing when the server has ended: it may do so between two calls.
+        """
+        if self._server.loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._server.loop.call_soon_threadsafe(self._server.end)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it has ended. False if that takes longer than `timeout_s`."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it as SIGTERM does the command, and wait until it has: requests that it has accepted are served first, for at
+        most `drain_timeout_s`. Called again meanwhile, or after Ctrl-C, it waits for none of them."""
+        self.end()
+        self.wait()
+
+    def __repr__(self) -> str:
+        if self._url is None or not self._thread.is_alive():
+            return "<a server that does not run>"
+        return f"<nanoinfer serves {self.service.base_name} on {self._url}>"
+
+    def _repr_html_(self) -> str:
+        """Its live page in a frame, for a notebook beside whose cells it runs."""
+        if self._url is None or not self._thread.is_alive():
+            return f"<p>{html.escape(repr(self))}</p>"
+        style = "width: 100%; height: 820px; border: 1px solid #9a9a9a; border-radius: 6px"
+        link = f'<p><a href="{self._url}/" target="_blank" rel="noopener">The page in a tab of its own</a></p>'
+        return f'<iframe src="{self._url}/" title="nanoinfer: a chat beside the engine" style="{style}"></iframe>{link}'
+
+    def __enter__(self) -> "ServerThread":
+        return self if self._thread.ident is not None else self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._server.serve([self._sock] if self._sock is not None else None))
+        except BaseException as error:  # uvicorn's way to say that it cannot start is SystemExit
+            self._failure = error
+        finally:
+            self._server.has_started.set()

@@ -1,24 +1,75 @@
-"""Service: what the routes of a server share: the engine, the settings, the model's names, and open generations."""
+"""Service: what the routes of a server share: the engine, the settings, the model's names, and open generations. Served:
+what is served, a model of this process or one whose replicas are elsewhere (`nanoinfer.cluster`)."""
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from reprlib import repr as repr_in_short
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from nanoinfer.frontends.async_engine import AsyncEngine
+from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.server.drain import Drain
-from nanoinfer.server.errors import NO_RETRY, ApiError, bad_request
-from nanoinfer.server.generation import Generation, Wish
+from nanoinfer.server.errors import NO_RETRY, ApiError, as_api_error, bad_request
+from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import TokenNames
 from nanoinfer.server.metrics import Metrics
-from nanoinfer.server.served import InProcess, Served, ServedEngine
+from nanoinfer.server.request_context import Drain
 from nanoinfer.server.settings import ServerSettings
-from nanoinfer.server.to_params import in_their_words
 
 T = TypeVar("T")
+
+
+class Served(ABC):
+    """`name`: the model's. `core`: the model: its `config`, `builder` and `adapters`, and `prepare`, which checks a request
+    for `add_prepared` of the engine. An Engine is one. `max_tokens`: how many tokens a request can have at most, prompt and
+    output together. `local`: True where `core` is the Engine that computes."""
+
+    name: str
+    core: Any
+    max_tokens: int
+    local = False
+
+    @property
+    @abstractmethod
+    def engine(self) -> Any:
+        """What computes, from its first use on. An AsyncEngine is one; needed are its `is_closed`, `add_all`,
+        `add_prepared`, `load_adapter`, `unload_adapter`, `visit_each` and `shutdown`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Compute no more requests of this server."""
+
+
+class InProcess(Served):
+    """An LLM, an Engine, or the name or directory of a model, served by an AsyncEngine in this process. `close` shuts the
+    engine down only if the model was loaded here."""
+
+    local = True
+
+    def __init__(self, llm: Any):
+        self._llm = load_or_take(llm, {})
+        self._is_loaded_here = self._llm is not llm
+        self.core = self._llm.engine if isinstance(self._llm, LLM) else self._llm
+        self.name = str(self._llm.model.name) if isinstance(self._llm, LLM) else "nanoinfer"
+
+    @property
+    def max_tokens(self) -> int:  # type: ignore[override]
+        return min(self.core.config.max_context_len, self.core.cache.token_to_kv_pool.size + 1)
+
+    @cached_property
+    def engine(self) -> AsyncEngine:
+        return AsyncEngine(self._llm)
+
+    async def close(self) -> None:
+        if "engine" in self.__dict__:
+            await self.engine.shutdown()
+        if self._is_loaded_here:
+            await asyncio.to_thread(self._llm.shutdown)
 
 
 class Service:
@@ -44,7 +95,7 @@ class Service:
         self.open: WeakSet[Generation] = WeakSet()
 
     @property
-    def engine(self) -> ServedEngine:
+    def engine(self) -> Any:
         """The engine that all requests share."""
         return self.served.engine
 
@@ -54,11 +105,6 @@ class Service:
         if self.core.builder.tokenizer is None:
             raise bad_request("this model has no tokenizer files: give token ids to /v1/completions", "prompt")
         return self.core.builder.tokenizer
-
-    @property
-    def max_tokens(self) -> int:
-        """How many tokens a request can have at most, prompt and output together."""
-        return self.served.max_tokens
 
     def model_names(self) -> list[str]:
         """The names that requests may give as `model`: the base model's, then those of the loaded adapters."""
@@ -78,9 +124,9 @@ class Service:
         """Whether a request that gives these fields, without those that are null, always takes the likeliest token."""
         return {**self.core.builder.sampling_defaults, **given}.get("temperature") == 0
 
-    async def prepared(self, function: Callable[[], T], what: str) -> T:
-        """What a template or a tokenizer makes of a request, in a thread. ApiError (500) if it takes too long: then the
-        thread is left alone."""
+    async def prepared(self, function: Callable[[], T], what: str, field: str) -> T:
+        """What a template or a tokenizer makes of a request's field, in a thread; it may raise anything, which is a 400.
+        ApiError (500) if it takes too long: then the thread is left alone."""
         seconds = self.settings.preparation_timeout_s
         try:
             async with asyncio.timeout(seconds):
@@ -88,26 +134,27 @@ class Service:
         except TimeoutError:
             message = f"{what} took longer than preparation_timeout_s={seconds:g} seconds"
             raise ApiError(500, message, code="preparation_timeout", headers=NO_RETRY) from None
+        except ValueError as error:
+            raise bad_request(str(error), field, as_api_error(error).code) from error
+        except Exception as error:
+            raise bad_request(f"{field}: {what} fails on it ({type(error).__name__})", field) from error
 
-    async def generate(self, wish: Wish) -> Generation:
-        """Queue what a client wishes for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""
-        requests = wish.requests(self.settings.request_timeout_s)
-        if (limit := self.core.config.max_queue) is not None and len(requests) * wish.params.n > limit:
-            raise bad_request(
-                f"{len(requests)} prompts with n={wish.params.n} are {len(requests) * wish.params.n} completions: must not "
-                f"exceed max_queue={limit}",
-                "n",
-            )
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Queue what a client asks for. Errors as in `AsyncEngine.add_all`; then nothing has been queued."""
+        requests, params = request.requests, request.params
+        count, limit = len(requests) * params.n, self.core.config.max_queue
+        if limit is not None and count > limit:
+            raise bad_request(f"n={params.n}: {count} completions in all: must not exceed max_queue={limit}", "n")
         try:
-            if wish.params.has_grammar:
+            if params.has_grammar:
                 loop, prepare = asyncio.get_running_loop(), self.core.prepare  # in threads that keep no others waiting
                 groups = await loop.run_in_executor(self._compilers, lambda: [prepare(each) for each in requests])
                 streams = await self.engine.add_prepared(groups, self.settings.max_unread)
             else:
                 streams = await self.engine.add_all(requests, self.settings.max_unread)
         except ValueError as error:
-            raise in_their_words(str(error), wish.field_names) from error
-        generation = Generation(wish, streams, self.metrics.token_gaps)
+            raise as_api_error(error, request.field_names) from error
+        generation = Generation(request, streams, self.metrics.token_gaps)
         self.open.add(generation)
         return generation
 

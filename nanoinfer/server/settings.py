@@ -7,10 +7,7 @@ from pathlib import Path
 
 from nanoinfer.cache.block_events import check_block_size
 
-WHOLE = (
-    *("max_body_bytes", "max_prompts", "max_completions", "max_logprobs", "max_stop"),
-    *("max_stop_chars", "max_token_list", "max_tools", "max_unread", "max_adapters", "max_requests"),
-)
+WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_requests")
 SECONDS = ("preparation_timeout_s", "drain_timeout_s")
 NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
 
@@ -22,8 +19,8 @@ class ServerSettings:
     Who may use it:
     - `api_keys`: with at least one, a request needs one of them (`Authorization: Bearer KEY`), except for `/health` and the
       page's own files.
-    - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (see keys.py); "*"
-      allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
+    - `allowed_hosts`: names that the Host header may have, besides IP addresses and names without a dot (middleware.py);
+      "*" allows all. `cors_origins`: pages from other origins that may use the server; "*" allows all.
     - `framed_by`: origins, as in a Content-Security-Policy, whose pages may show the live page in a frame. `LLM.serve`
       names those of notebooks on this machine.
     - `adapter_root`: the folder from which adapters can be loaded over HTTP. None: no adapters can be loaded.
@@ -36,11 +33,9 @@ class ServerSettings:
 
     How much:
     - `max_body_bytes`: of one request.
-    - `max_prompts`: prompts per request. `max_completions`: prompts times `n`. `max_logprobs`: log-probabilities per token.
-    - `max_stop` and `max_stop_chars`: stop strings per request, and characters of each. `max_token_list`: token ids in
-      `stop_token_ids` and in `logit_bias`. `max_tools`: tools per request.
+    - `max_completions`: prompts of one request, times `n`. `max_logprobs`: log-probabilities per token.
     - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
-    - `max_adapters`: loaded adapters. `max_requests`: requests that are being answered; others get a 503.
+    - `max_requests`: requests that are being answered; others get a 503.
 
     How long, in seconds:
     - `request_timeout_s`: from arrival to the last token; None: no limit.
@@ -57,15 +52,9 @@ class ServerSettings:
     event_block_size: int | None = None
     served_model_name: str | None = None
     max_body_bytes: int = 8 * 2**20
-    max_prompts: int = 256
     max_completions: int = 256
     max_logprobs: int = 20
-    max_stop: int = 64
-    max_stop_chars: int = 1000
-    max_token_list: int = 1024
-    max_tools: int = 128
     max_unread: int = 256
-    max_adapters: int = 64
     max_requests: int = 4096
     request_timeout_s: float | None = None
     preparation_timeout_s: float = 30.0

@@ -10,8 +10,7 @@ import httpx
 from fastapi import FastAPI
 
 from nanoinfer import Engine
-from nanoinfer.server import make_app
-from nanoinfer.server.in_thread import ServerThread
+from nanoinfer.server import ServerThread, make_app
 from nanoinfer.server.settings import SECONDS
 from tests.helpers.async_engines import Gate, gated
 from tests.helpers.waiting import HANG_S, run, until

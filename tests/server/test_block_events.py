@@ -112,22 +112,6 @@ def test_a_router_outside_knows_what_the_server_holds(up: Running) -> None:
         outside.follow(events, lambda: not outside.blocks)
 
 
-def test_a_router_outside_knows_what_is_in_host_memory() -> None:
-    outside, first, second = Outside(), [*range(1, 42)], [*range(60, 101)]
-    with (
-        running(patient_app(make_engine(slots=64, host_cache_tokens=256), event_block_size=SIZE)) as up,
-        followed(up) as events,
-    ):
-        for prompt in (first, second):
-            complete(up, prompt)
-        below, wanted = outside.router.index.below, set(block_hashes(first, SIZE)[:8])
-        outside.follow(events, lambda: wanted <= below.masks.keys() and bool(outside.blocks))
-        assert not wanted & outside.blocks
-        assert outside.router.choose(RoutedRequest("0", first, 4)) == "it"
-        assert up.post("/flush_cache").status_code == 200
-        outside.follow(events, lambda: not below.masks and not outside.blocks)
-
-
 def test_it_goes_on_where_it_was(up: Running) -> None:
     outside = Outside()
     with followed(up) as events:
@@ -152,19 +136,6 @@ def test_whoever_was_elsewhere_gets_everything(up: Running, place: str) -> None:
         (first,) = outside.follow(events, lambda: outside.place != "")
     assert isinstance(first, Snapshot)
     assert outside.blocks == there
-
-
-def test_what_is_gone_is_made_up_for_by_a_snapshot() -> None:
-    with serving() as up:
-        up.service.core.block_feed(SIZE).keep_blocks = 1  # type: ignore[attr-defined]
-        outside = Outside()
-        with followed(up) as events:
-            outside.follow(events, lambda: outside.place != "")
-        for i in range(3):
-            complete(up, [i, *range(20)])
-        there = blocks_there(up)
-        with followed(up, outside.place) as events:
-            assert isinstance(outside.follow(events, lambda: outside.blocks == there)[0], Snapshot)
 
 
 @pytest.mark.parametrize("shows", [False, True])

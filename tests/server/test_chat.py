@@ -39,26 +39,6 @@ def test_without_max_tokens_the_rest_of_the_context_is_allowed() -> None:
     assert (made["usage"]["total_tokens"], made["choices"][0]["finish_reason"]) == (128, "length")
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_both_names_of_max_tokens(client: openai.OpenAI, name: str) -> None:
-    made = client.chat.completions.create(model="story", messages=MESSAGES, temperature=0, **{name: 3})
-    assert made.usage is not None
-    assert made.usage.completion_tokens == 3
-
-
-def test_a_stream_begins_with_the_role_and_ends_once(client: openai.OpenAI, reference: LLM) -> None:
-    (wanted,) = reference.chat(MESSAGES, greedy(8))
-    chunks = list(
-        client.chat.completions.create(model="story", messages=MESSAGES, temperature=0, max_tokens=8, stream=True)
-    )
-    first, *middle, last = [chunk.choices[0] for chunk in chunks]
-    assert (first.delta.role, first.delta.content, first.finish_reason) == ("assistant", "", None)
-    assert all(choice.delta.role is None and choice.finish_reason is None for choice in middle)
-    assert "".join(choice.delta.content or "" for choice in middle) == wanted.text
-    assert (last.delta.content, last.finish_reason) == (None, wanted.finish_reason)
-    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-
-
 def test_a_stream_of_n_has_one_role_and_one_end_per_choice(client: openai.OpenAI) -> None:
     options = {"include_usage": True}
     *chunks, last = client.chat.completions.create(

@@ -1,7 +1,6 @@
 """/v1/completions as OpenAI's own client sees it."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
@@ -90,18 +89,6 @@ def test_a_stream_adds_up_and_ends_once_and_then_has_its_usage(client: openai.Op
     assert len({chunk.id for chunk in chunks}) == 1
     assert {chunk.object for chunk in chunks} == {"text_completion"}
     assert all(chunk.usage is None for chunk in chunks)
-
-
-def test_a_stop_string_ends_it_and_is_not_in_the_text(client: openai.OpenAI) -> None:
-    made = client.completions.create(model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop=["girl", "xyz"])
-    choice = made.choices[0]
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", "girl")  # type: ignore[attr-defined]
-    assert "girl" not in choice.text
-    more = {"include_stop_str_in_output": True}
-    made = client.completions.create(
-        model="story", prompt=PROMPT, temperature=0, max_tokens=40, stop="girl", extra_body=more
-    )
-    assert made.choices[0].text == choice.text + "girl"
 
 
 def test_log_probabilities(client: openai.OpenAI, reference: LLM) -> None:
@@ -210,24 +197,6 @@ def test_fields_mean_what_they_mean_in_sampling_params(
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["token_ids"] == output.token_ids
-
-
-def test_concurrent_streams_have_the_tokens_of_generate(client: openai.OpenAI, reference: LLM) -> None:
-    prompts = [
-        f"The {animal} {verb}" for animal in ("fox", "hen", "bear", "cat") for verb in ("was", "went", "saw", "had")
-    ]
-    params = [SamplingParams(max_new_tokens=12 + i, seed=i, temperature=i % 2) for i in range(len(prompts))]
-    wanted = [output.token_ids for output in reference.generate(prompts, params, use_tqdm=False)]
-
-    def stream(i: int) -> list[int]:
-        made = client.completions.create(
-            model="story", prompt=prompts[i], max_tokens=12 + i, seed=i, temperature=i % 2, stream=True,
-            extra_body={"return_token_ids": True},
-        )  # fmt: skip
-        return [token for chunk in made for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
-
-    with ThreadPoolExecutor(len(prompts)) as threads:
-        assert list(threads.map(stream, range(len(prompts)))) == wanted
 
 
 def test_the_second_time_a_prompt_is_cached(server: Running, client: openai.OpenAI) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.shape import Shape
+from nanoinfer.server.formatter import ResponseFormatter
 from tests.helpers.engines import Clock, LetterTokenizer, make_engine
 from tests.helpers.servers import (
     BODY,
@@ -198,7 +198,7 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
     def fail(*_: Any) -> Any:
         raise ValueError("hu" + "sh")  # the log shows lines of code
 
-    monkeypatch.setattr(Shape, "last_events" if stream else "whole", fail)
+    monkeypatch.setattr(ResponseFormatter, "last_events" if stream else "whole", fail)
     caplog.set_level(logging.INFO)
     with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}
@@ -213,27 +213,3 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
         server.check_idle()
     assert "failed: ValueError" in caplog.text
     assert "hush" not in caplog.text
-
-
-def test_a_stream_whose_text_cannot_be_written_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown: list[int] = []
-
-    def fail_later(self: Shape, index: int, piece: Any) -> str:
-        shown.append(index)
-        if len(shown) > 1:
-            raise KeyError("hu" + "sh")
-        return "data: {}\n\n"
-
-    monkeypatch.setattr(Shape, "piece", fail_later)
-    with running(patient_app(make_engine())) as server:
-        body = {"model": "nanoinfer", "prompt": ["a", "b"], "max_tokens": 30, "stream": True}
-        answer = server.post("/v1/completions", body)
-        assert sent_events(answer.text)[-1]["error"]["code"] == "internal_error"
-        monkeypatch.undo()
-        server.check_idle()
-        aborts = {reason: server.metric(f'{ABORTED}reason="{reason}"}}') for reason in ("error", "disconnect")}
-        assert aborts == {"error": 1, "disconnect": 0}
-    assert "failed: KeyError" in caplog.text
-    assert "hush" not in caplog.text + answer.text

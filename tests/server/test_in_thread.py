@@ -8,11 +8,10 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.in_thread import ServerThread
+from nanoinfer.server import ServerThread
 from nanoinfer.server.settings import SECONDS
-from tests.helpers.async_engines import gated
 from tests.helpers.servers import patient_app
-from tests.helpers.waiting import HANG_S, Worker, until
+from tests.helpers.waiting import HANG_S, Worker
 from tests.server.conftest import greedy
 
 PATIENCE = dict.fromkeys(SECONDS, HANG_S)
@@ -98,18 +97,3 @@ def test_an_address_of_another_machine_is_told_and_a_name_that_it_listens_at_may
         llm.serve(host="192.0.2.1")
     with llm.serve(host="localhost") as serving:
         assert "localhost" in serving.service.settings.allowed_hosts
-
-
-def test_stop_serves_what_was_accepted() -> None:
-    engine, gate = gated(False)
-    serving = ServerThread(patient_app(engine)).start()
-    body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
-    answer = Worker(lambda: httpx.post(f"{serving.url}/v1/completions", json=body, timeout=HANG_S))
-    until(lambda: serving.service.open)
-    stopped = Worker(serving.stop)
-    until(lambda: serving.service.drain.is_draining)
-    assert stopped.is_alive()
-    gate.open()
-    assert answer.result().json()["choices"][0]["text"] == "bcdefghi"
-    stopped.result()
-    engine.check_integrity()

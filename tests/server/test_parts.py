@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.formatter import dumps
 from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
-from nanoinfer.server.shape import dumps
 from tests.helpers.servers import Running
 from tests.helpers.texts import TOKENIZER, encode
 from tests.helpers.waiting import HANG_S
@@ -70,13 +70,6 @@ def test_special_tokens_that_the_client_wrote_itself_are_in_the_echo(
 ) -> None:
     offsets = Offsets(metaspace_names(), False, tokens, text)
     assert [offsets.next(token) for token in [*tokens, 5, 2, 6]] == [*wanted, *[len(text) + at for at in (0, 2, 2)]]
-
-
-def test_only_special_tokens_are_no_text() -> None:
-    names = metaspace_names()
-    assert [names.text(token) for token in (1, 2, 3, 7)] == ["<s>", "</s>", " Once", " "]
-    assert [names.is_text(token) for token in (1, 2, 3, 7)] == [False, False, True, True]
-    assert not TokenNames(TOKENIZER, TOKENIZER.special_ids | {5}).is_text(5)  # an end token that is not flagged
 
 
 def test_minus_infinity_is_written_as_a_number() -> None:

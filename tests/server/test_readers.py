@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import openai
 import pytest
 
 from tests.helpers.async_engines import gated
@@ -18,7 +17,6 @@ from tests.helpers.servers import (
     Running,
     gated_server,
     in_a_pass,
-    let_in,
     patient_app,
     read_all,
     request_bytes,
@@ -26,7 +24,7 @@ from tests.helpers.servers import (
     send,
     sent_events,
 )
-from tests.helpers.waiting import HANG_S, run, until, until_async
+from tests.helpers.waiting import run, until, until_async
 
 
 def all_closed(server: Running) -> bool:
@@ -51,40 +49,6 @@ def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any)
         until(lambda: 'http_responses_total{model_name="nanoinfer",status="0"} 1.0' in server.get("/metrics").text)
         assert 'status="5' not in server.get("/metrics").text, "a client that goes is no error of the server"
         assert server.metric('nanoinfer:requests_aborted_total{model_name="nanoinfer",reason="disconnect"}') == 1
-
-
-def test_a_client_that_goes_before_its_request_has_begun_is_aborted_too() -> None:
-    with gated_server(rows=1) as (server, gate, engine):
-        first = server.connect()
-        send(first, {**BODY, "max_tokens": 60})
-        until(lambda: in_a_pass(engine))
-        second = server.connect()
-        send(second, BODY)
-        let_in(server, gate, engine, 2)
-        second.close()
-        until(lambda: any(server.closed_by()))
-        gate.open()
-        answer = first.recv(65536)
-        assert b"200 OK" in answer
-        first.close()
-        server.check_idle()
-        assert engine.stats().aborted == 1
-
-
-def test_a_stream_that_openais_client_closes_is_aborted() -> None:
-    with gated_server() as (server, gate, engine):
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=HANG_S)
-        gate.let_one_through()
-        stream = client.completions.create(model="nanoinfer", prompt="a", max_tokens=60, temperature=0, stream=True)
-        assert next(stream).choices[0].text == "b"
-        stream.close()
-        until(lambda: all_closed(server))
-        gate.open()
-        until(lambda: not server.service.open)
-        assert engine.stats().aborted == 1
-        assert gate.passes <= 3, "the pass that ran, and one that it may have met"
-        server.check_idle()
-        client.close()
 
 
 def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> None:
@@ -157,12 +121,8 @@ CHUNKED = POST + b"content-type: application/json\r\nconnection: close\r\ntransf
     ("sent", "status"),
     [
         (b"\x00\x01\x02\x03\r\n\r\n", 400),
-        (b"GET /he\x00lth HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
         (POST + b"content-length: 1e9\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
-        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 200_000, 400),
         (CHUNKED + b"5\r\nhello\r\n0\r\n\r\n", 400),  # a body, but no JSON
-        (CHUNKED + b"5\r\nhelloworld\r\n0\r\n\r\n", 400),
         (CHUNKED + b"3\r\nabc\r\n" * 40_000 + b"0\r\n\r\n", 413),
         (POST + b"expect: 100-continue\r\ncontent-length: 1000000000000\r\n\r\n", 413),
     ],

@@ -107,23 +107,6 @@ def test_messages_of_exceptions_are_logged_only_where_prompts_may_be(
     assert "test_serve.py" in log, "where it was raised is told"
 
 
-@pytest.mark.usefixtures("logs")
-def test_what_is_loaded_before_it_serves_is_not_looked_at_by_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def serve(app: Any, sock: socket.socket) -> None:
-        assert sock.getsockname()[0] == "127.0.0.1", "this machine only, unless --host says otherwise"
-        seen.append((gc.get_freeze_count(), len(gc.get_objects())))
-
-    monkeypatch.setattr("nanoinfer.server.run.serve", serve)
-    try:
-        assert main(["serve", "--port", "0", "--max-total-tokens", "2048"]) == 0
-    finally:
-        gc.unfreeze()
-    ((frozen, others),) = seen
-    assert frozen > 100 * others
-
-
 def test_a_port_that_is_taken_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -186,20 +169,6 @@ def test_it_serves_says_where_and_ends_when_all_is_answered(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_too() -> None:
-    process, url = started("--model", "story")
-    try:
-        assert get(f"{url}/v1/models").json()["data"][0]["id"] == "story"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(HANG_S) == 130
-        out, log = process.communicate()
-        assert "Traceback" not in log
-        assert "waits" not in out, "there is nothing to wait for"
-    finally:
-        process.kill()
-
-
-@pytest.mark.slow
 def test_it_says_what_it_waits_for_and_a_second_signal_ends_that() -> None:
     process, url = started("story", "--drain-timeout", "3600")
     try:
@@ -212,7 +181,7 @@ def test_it_says_what_it_waits_for_and_a_second_signal_ends_that() -> None:
             assert get(f"{url}/health").status_code == 200
         process.send_signal(signal.SIGINT)
         line = Worker(process.stdout.readline).result()
-        assert re.search(r"2 requests, until \d\d:\d\d:\d\d", line), line
+        assert re.search(r"2 requests, for 3600 s", line), line
         process.send_signal(signal.SIGINT)
         for body in bodies:
             with body:

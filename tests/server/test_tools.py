@@ -1,18 +1,15 @@
 """Tools: rendered by a template that knows them, and calls found in what the model writes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from nanoinfer import LLM
 from tests.helpers.scripted_checkpoint import make
-from tests.helpers.servers import ask, patient_app, running, sent_events
+from tests.helpers.servers import ask, patient_app, sent_events
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
-from tests.helpers.waiting import HANG_S
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
 TOOLS = [
@@ -102,7 +99,8 @@ def story() -> Any:
     return patient_app(llm)
 
 
-# As a client may send tools, and as the model is shown them: see OpenAI's guides, and transformers' get_json_schema.
+# As a client may send tools, and as the model is shown them, in the order that it was trained on: see OpenAI's guides,
+# and transformers' get_json_schema.
 PARAMETERS = {"type": "object", "properties": {"strict": {"default": None, "type": ["string", "null"]}}}
 SENT = [
     {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS, "strict": True}},
@@ -111,12 +109,12 @@ SENT = [
 ]
 SHOWN = [
     {"type": "function", "function": {"name": "a", "description": "é <b>", "parameters": PARAMETERS}},
-    {"function": {"parameters": PARAMETERS, "name": "b"}, "type": "function"},
-    {"function": {"name": "c"}},
+    {"type": "function", "function": {"name": "b", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "c"}},
 ]
 
 
-def test_tools_are_shown_as_they_were_sent_without_strict(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_shown_in_openais_order_without_strict(story: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service = story.state.service
     tokenizer = service.tokenizer.hf_tokenizer
     monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{{ tools | tojson }}")
@@ -143,11 +141,11 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS * 2}, "tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
-        ({"tool_choice": NAMED, "guided_regex": "a"}, "guided_regex"),
-        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+        ({"tool_choice": NAMED, "guided_regex": "a"}, "tools"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tools"),
         ({"parallel_tool_calls": False, "min_tokens": 2}, "min_tokens"),
-        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": TOOLS * 129}, "tools"),
     ],
 )
@@ -165,101 +163,31 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 TWO = [tool("weather", warm={"type": "boolean"}), tool("time", zone={"enum": ["Oslo", "Rome"]})]
-ARGUMENTS = {"weather": [{"warm": True}, {"warm": False}], "time": [{"zone": "Oslo"}, {"zone": "Rome"}]}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    llm = LLM("story", max_total_tokens=4096)
-    llm.tokenizer.hf_tokenizer.chat_template += '{% if false and tools %}<tool_call>{"arguments": 1}{% endif %}'
-    with running(patient_app(llm)) as up:
-        yield openai.OpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0, timeout=HANG_S)
-
-
-Made = tuple[str | None, list[tuple[str, Any]], str]  # content, calls, finish reason
-
-
-def made_by(client: openai.OpenAI, stream: bool, **more: Any) -> Made:
-    asked = {"model": "story", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 300, **more}
-    if not stream:
-        (choice,) = client.chat.completions.create(**asked).choices
-        calls = [(each.function.name, json.loads(each.function.arguments)) for each in choice.message.tool_calls or []]
-        assert choice.stop_reason is None
-        return choice.message.content, calls, choice.finish_reason
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
-    content, calls = None, []
-    for chunk in chunks:
-        if chunk.delta.content is not None:
-            content = (content or "") + chunk.delta.content
-        for call in chunk.delta.tool_calls or []:
-            assert call.index == len(calls)
-            calls.append((call.function.name, json.loads(call.function.arguments)))
-    assert chunks[-1].stop_reason is None
-    return content, calls, chunks[-1].finish_reason
+ARGUMENTS = {"weather": {'{"warm": true}', '{"warm": false}'}, "time": {'{"zone": "Oslo"}', '{"zone": "Rome"}'}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_required_what_comes_out_is_calls_that_the_schemas_allow(client: openai.OpenAI, stream: bool) -> None:
-    names = set()
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")], ids=["required", "named"])
+def test_what_must_be_called_is_calls_that_the_schemas_allow(
+    story: Any, stream: bool, choice: Any, reason: str
+) -> None:
+    """A call that the client has named is no reason of its own: the model had no choice."""
+    found = set()
     for seed in range(3):
-        content, calls, reason = made_by(client, stream, tools=TWO, tool_choice="required", seed=seed, temperature=1.5)
-        assert (content, reason) == (None, "tool_calls")
-        assert calls
-        for name, arguments in calls:
-            assert arguments in ARGUMENTS[name]
-            names.add(name)
-    assert names == {"weather", "time"}
+        more = {"tools": TWO, "tool_choice": choice, "seed": seed, "temperature": 1.5, "max_tokens": 300}
+        content, calls, ended, _ = written(story, stream, **more)
+        assert (content, ended) == ("", reason)
+        assert len(calls) >= 1 if choice == "required" else len(calls) == 1
+        found |= {json.dumps(json.loads(each)) for each in calls}
+        assert len(written(story, stream, **more, parallel_tool_calls=False)[1]) == 1
+    assert found <= ARGUMENTS["weather"] | (ARGUMENTS["time"] if choice == "required" else set())
+    assert choice == NAMED or len(found) > 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) -> None:
-    for seed in range(2):
-        content, calls, reason = made_by(client, stream, tools=TWO, tool_choice=NAMED, seed=seed, temperature=2)
-        assert (content, reason) == (None, "stop"), "OpenAI's: the model had no choice"
-        assert len(calls) == 1
-        assert calls[0][0] == "weather"
-        assert calls[0][1] in ARGUMENTS["weather"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_required_without_parallel_calls_is_one_call(client: openai.OpenAI, stream: bool) -> None:
-    several = 0
-    for seed in range(3):
-        more = {"tools": TWO, "tool_choice": "required", "seed": seed, "temperature": 2}
-        several += len(made_by(client, stream, **more)[1]) > 1
-        assert len(made_by(client, stream, **more, parallel_tool_calls=False)[1]) == 1
-    assert several, "without it, there are several"
-
-
-def test_without_parallel_calls_plain_text_stays_what_it_is(client: openai.OpenAI) -> None:
-    asked = {"tools": TWO, "temperature": 0, "max_tokens": 12}
-    assert made_by(client, False, **asked) == made_by(client, False, **asked, parallel_tool_calls=False)
-    assert made_by(client, False, **asked, parallel_tool_calls=False, stop="gentle")[2] == "stop"
-
-
-def test_a_call_that_is_cut_off_is_text(client: openai.OpenAI) -> None:
-    content, calls, reason = made_by(client, False, tools=TWO, tool_choice="required", max_tokens=8)
+def test_a_call_that_is_cut_off_is_text(story: Any) -> None:
+    content, calls, reason, _ = written(story, False, tools=TWO, tool_choice="required", max_tokens=8)
     assert (calls, reason) == ([], "length")
     assert content.startswith("<tool_call>")
-
-
-def test_a_wrong_name_or_schema_is_the_requests_fault(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="'weather'") as caught:
-        made_by(client, False, tools=TWO, tool_choice={"type": "function", "function": {"name": "wether"}})
-    assert caught.value.param == "tool_choice"
-    wrong = [tool("weather", warm={"not": {}})]
-    with pytest.raises(openai.BadRequestError) as caught:
-        made_by(client, False, tools=wrong, tool_choice="required")
-    assert caught.value.param == "tools"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_required_call_may_have_the_closing_tag_in_an_argument(client: openai.OpenAI, stream: bool) -> None:
-    tools = [tool("say", text={"const": "</tool_call><think>"})]
-    for more in ({}, {"parallel_tool_calls": False}):
-        content, calls, _ = made_by(client, stream, tools=tools, tool_choice="required", seed=1, **more)
-        assert content is None
-        assert dict(calls) == {"say": {"text": "</tool_call><think>"}}
 
 
 # --- calls written in other ways: tags that are special tokens, thoughts, tags within arguments ---
@@ -299,7 +227,7 @@ def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, i
         calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
         reason = choices[-1]["finish_reason"]
     for i, call in enumerate(calls):
-        assert (call["id"][:5], call["function"]["name"]) == ("call_", "weather")
+        assert (call["id"][:5], call["function"]["name"] in ("weather", "time")) == ("call_", True)
         assert call.get("index") == (i if stream else None)
     return content, [call["function"]["arguments"] for call in calls], reason, made["usage"]["completion_tokens"]
 
@@ -313,14 +241,6 @@ def test_tags_may_be_special_tokens(tmp_path: Path, stream: bool, special: tuple
     content, calls, reason, _ = written(scripted(tmp_path, script, special), stream)
     shown = ["" if piece in (*special, "<|im_start|>") else piece for piece in (*script[:4], "Bye")]
     assert (content, calls, reason) == ("".join(shown), ['{"city": "Oslo"}'], "tool_calls")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_may_ask_to_see_special_tokens(tmp_path: Path, stream: bool) -> None:
-    script = ["<|im_start|>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
-    app = scripted(tmp_path, script, ALL_TAGS)
-    assert written(app, stream, skip_special_tokens=False)[:2] == ("<|im_start|>Look. ", ['{"city": "Oslo"}'])
-    assert written(app, stream)[:2] == ("Look. ", ['{"city": "Oslo"}'])
 
 
 @pytest.mark.parametrize("stream", [False, True])

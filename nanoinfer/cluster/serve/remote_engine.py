@@ -1,4 +1,4 @@
-"""RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/served.py`)."""
+"""RemoteEngine: what a server takes for an engine, though the engines are elsewhere (see `server/service.py`)."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer
-from nanoinfer.server.served import Served
+from nanoinfer.server.service import Served
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

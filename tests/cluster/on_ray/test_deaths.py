@@ -125,7 +125,7 @@ def test_the_door_is_replaced_while_requests_go_on(watcher: Any, settings: Any, 
 
     newer = replace(settings, replica=replace(settings.replica, options={**OPTIONS, "schedule_policy": "fcfs"}))
     asked = bodies(8, MAX_TOKENS)
-    swap = partial(deploy, newer, ServerSettings(served_model_name="story", max_prompts=7))
+    swap = partial(deploy, newer, ServerSettings(served_model_name="story", max_completions=7))
     assert asyncio.run(damage_while_streaming(swap, asked)) == expected(llm, asked)
     refused = asyncio.run(whole(URL, {"prompt": ["x"] * 8}))
     assert refused.error is not None

@@ -5,27 +5,26 @@ from typing import Any
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
-from nanoinfer.server.bodies import ChatRequest
-from nanoinfer.server.completion_response import prompt_logprobs
-from nanoinfer.server.generation import Wish
+from nanoinfer.server.formatter import ResponseFormatter, prompt_logprobs, reason_in
+from nanoinfer.server.generation import GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs
+from nanoinfer.server.protocol import ChatRequest
+from nanoinfer.server.request_parsing import Tools
 from nanoinfer.server.service import Service
-from nanoinfer.server.shape import Shape, reason_in
-from nanoinfer.server.tools import Tools
 
 
-class ChatShape(Shape):
+class ChatFormatter(ResponseFormatter):
     """Choices with a `message`, or with `delta`s: the first carries the role, the one with the finish reason is empty."""
 
     stream_object, whole_object = "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, service: Service, body: ChatRequest, wish: Wish, answer_id: str, tools: Tools):
-        super().__init__(answer_id, wish, service.token_names, body.include_usage)
+    def __init__(self, service: Service, body: ChatRequest, request: GenerationRequest, answer_id: str, tools: Tools):
+        super().__init__(answer_id, request, service.token_names, body.include_usage)
         self._top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._wants_ids, self._prompt_top = bool(body.return_token_ids), body.prompt_logprobs
         self._tools, self._parsers = tools, dict[int, CallParser]()  # by choice
         may_think = tools.definitions is not None and tools.must_call is None
-        self._is_thinking = may_think and opens_thought(service.tokenizer, wish.prompts[0])
+        self._is_thinking = may_think and opens_thought(service.tokenizer, request.prompts[0])
         self._begun: set[int] = set()
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
@@ -36,7 +35,7 @@ class ChatShape(Shape):
         if i not in self._begun:
             self._begun.add(i)
             role = {"role": "assistant", "content": None if self._tools.must_call else "", "refusal": None}
-            ids = {"prompt_token_ids": list(self.wish.prompts[0])} if self._wants_ids else {}
+            ids = {"prompt_token_ids": list(self.request.prompts[0])} if self._wants_ids else {}
             events = self._delta(i, role, **ids)
         delta, more = self._content(i, piece, reason is not None), dict[str, Any]()
         if self._top_logprobs is not None and piece.logprobs:
