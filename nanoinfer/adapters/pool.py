@@ -8,7 +8,6 @@ layer adds (see model/layers/low_rank.py), and its number is what a pass knows a
 An adapter is fetched in a thread of its own, so that the requests of other adapters go on meanwhile.
 """
 
-import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -43,7 +42,6 @@ class AdapterPool:
         self._fetching: dict[Adapter, Future[Packed]] = {}
         self._failures: dict[Adapter, BaseException] = {}
         self._uses, self._used_at = 0, [0] * size
-        self._process = os.getpid()
 
     @property
     def fetching(self) -> bool:
@@ -76,7 +74,6 @@ class AdapterPool:
 
     def wait(self) -> bool:
         """Wait until a fetch has ended, well or not. False if there is none whose end nobody has looked at."""
-        self._check_fork()
         for future in list(self._fetching.values())[:1]:
             future.exception()
         return self.fetching
@@ -136,7 +133,6 @@ class AdapterPool:
 
     def _finish_fetches(self) -> None:
         """Put what has been fetched into its place."""
-        self._check_fork()
         for adapter, future in [(adapter, future) for adapter, future in self._fetching.items() if future.done()]:
             del self._fetching[adapter]
             place = self._places.index(adapter)
@@ -157,14 +153,6 @@ class AdapterPool:
                 table.clear(place)
             elif table.put(place, packed[linear]):
                 self.version += 1
-
-    def _check_fork(self) -> None:
-        """In a forked process, the thread that fetches is gone: start over with what it had not fetched."""
-        if os.getpid() != self._process:
-            self._process, self._executor = os.getpid(), None
-            for adapter in self._fetching:
-                self._places[self._places.index(adapter)] = None
-            self._fetching = {}
 
 
 def _pack(by_linear: Mapping[Linear, list[LowRankPart]], tables: Mapping[Linear, LowRankTable]) -> Packed:

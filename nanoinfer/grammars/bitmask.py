@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from nanoinfer.grammars.matcher import Matcher
-from nanoinfer.threads.signals import uninterrupted
 
 
 def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher, Sequence[int]]]) -> None:
@@ -23,8 +22,7 @@ def forbid_other_tokens(scores: torch.Tensor, rows: Sequence[tuple[int, Matcher,
     filled = {}
     for key, (matcher, drafts) in longest.items():
         masks = np.empty((1 + len(drafts), matcher.words), dtype=np.int32)
-        with uninterrupted():  # the matcher calls the tokenizer: what a handler raises there would not arrive
-            filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
+        filled[key] = masks[: 1 + fill_masks(matcher, drafts, masks)]
     masked = [(row, filled[id(m)][len(drafts)]) for row, m, drafts in rows if len(drafts) < len(filled[id(m)])]
     if masked:
         apply_masks(scores, [row for row, _ in masked], np.stack([mask for _, mask in masked]))

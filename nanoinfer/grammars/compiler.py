@@ -1,6 +1,7 @@
 """Turns the grammars of requests into matchers, with llguidance, in bounded time and memory."""
 
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -19,7 +20,6 @@ from nanoinfer.grammars.patterns import check_regex
 from nanoinfer.grammars.trial import is_safe, tried
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.threads.cache_locks import new_cache_lock
 
 MAX_CHOICES = 10_000  # of `choice`: as many take a tenth of a second to compile
 MAX_CACHED = 64  # compiled grammars
@@ -108,7 +108,7 @@ class Compiler:
     ):
         self.vocabulary, self._clock, self._trial = vocabulary, clock, trial
         self._cache: OrderedDict[Grammar, _Compiled] = OrderedDict()
-        self._lock = new_cache_lock()
+        self._lock = threading.RLock()
 
     def compile(self, grammar: Grammar, seconds: float = MAX_SECONDS) -> "_Compiled":
         """The compiled grammar. Refusal with the reason when it cannot be compiled, TimeoutError if it is not in
@@ -142,7 +142,7 @@ class _Compiled:
         trial: Callable[[str, dict[str, Any]], Refusal | None],
     ):
         self._grammar, self._vocabulary, self._trial = grammar, vocabulary, trial
-        self._lock = new_cache_lock()  # llguidance's objects must not be used by two threads at once
+        self._lock = threading.RLock()  # llguidance's objects must not be used by two threads at once
         self._made: MadeOnce[_Start | Refusal] = MadeOnce(self._make, clock)
 
     def compile(self, seconds: float) -> _Start:

@@ -6,15 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from nanoinfer.threads.cache_locks import new_cache_lock
-from nanoinfer.threads.exit_gate import exit_gate
-from nanoinfer.threads.signals import interruptible, uninterrupted
-
 STACK_BYTES = 64 * 2**20  # of such a thread; only what is used of it takes memory
 LOOK_S = 0.02  # whoever waits looks so often at the clock, and lets signal handlers run
 
 T = TypeVar("T")
-_starting = new_cache_lock()  # the size of stacks is a setting of the whole process
+_starting = threading.RLock()  # the size of stacks is a setting of the whole process
 
 
 class _Making(Generic[T]):
@@ -30,7 +26,6 @@ class _Making(Generic[T]):
         """Start the thread; if there can be none, that is the error."""
         thread = threading.Thread(target=self._run, name="nanoinfer-grammar", daemon=True)
         try:
-            exit_gate.admit(thread)
             with _starting:
                 before = threading.stack_size(STACK_BYTES)
                 try:
@@ -48,7 +43,6 @@ class _Making(Generic[T]):
             self._error = error
         finally:
             self.ended.set()
-            exit_gate.__exit__()
 
     @property
     def is_done(self) -> bool:
@@ -76,20 +70,17 @@ class MadeOnce(Generic[T]):
 
     def __init__(self, make: Callable[[], T], clock: Callable[[], float] = time.monotonic):
         self._make, self._clock = make, clock
-        self._lock = new_cache_lock()
+        self._lock = threading.RLock()
         self._making: _Making[T] | None = None
 
     def get(self, seconds: float) -> T:
         """The value. TimeoutError if it is not there in `seconds`; signal handlers run meanwhile, and may raise."""
         end = self._clock() + seconds
-        with uninterrupted():
-            making = self._join()
-            while not making.is_done:
-                if self._clock() >= end:
-                    raise TimeoutError
-                making.ended.wait(LOOK_S)
-                with interruptible():
-                    pass
+        making = self._join()
+        while not making.is_done:
+            if self._clock() >= end:
+                raise TimeoutError
+            making.ended.wait(LOOK_S)
         return making.result()
 
     def _join(self) -> _Making[T]:

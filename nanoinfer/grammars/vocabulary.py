@@ -2,12 +2,12 @@
 
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from nanoinfer.requests.tokenizer import REPLACEMENT
-from nanoinfer.threads.cache_locks import kept
 
 CHECKED_TOGETHER = 500  # tokens, whose bytes are compared with the text that the tokenizer decodes them to
 ANCHORS = (
@@ -46,7 +46,7 @@ class Vocabulary:
         shown = (token for token in token_ids if not skip_special_tokens or token not in self.special)
         return b"".join(self.tokens[token] for token in shown).decode(errors="replace")
 
-    @kept
+    @cached_property
     def begins_with_digit(self) -> np.ndarray:
         """A bit mask, int32 `[words]`: the tokens whose first character is one of 0 to 9."""
         return self.bit_mask([i for i, token in enumerate(self.tokens) if token[:1].isdigit()])
@@ -58,7 +58,7 @@ class Vocabulary:
             mask[token // 32] |= np.uint32(1 << token % 32)
         return mask.view(np.int32)
 
-    @kept
+    @cached_property
     def compiled(self) -> Any:
         """The vocabulary as llguidance keeps it: a prefix tree of all tokens."""
         from llguidance import LLTokenizer
@@ -99,12 +99,12 @@ class Vocabulary:
             at = end
         return ids
 
-    @kept
+    @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
         ordinary = [i for i in range(self.size) if i not in self.special and self.tokens[i]]
         return {self.tokens[i]: i for i in reversed(ordinary)}
 
-    @kept
+    @cached_property
     def _longest(self) -> int:
         return max(map(len, self._by_bytes))
 

@@ -18,7 +18,6 @@ from nanoinfer.parallel.members import (
 )
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.shard import torchrun_rank
-from nanoinfer.threads.exit_gate import exit_gate
 
 
 class Ranks:
@@ -36,8 +35,6 @@ class Ranks:
         self.broken: BaseException | None = None
         self._owner, self._is_closed = os.getpid(), False
         self._finalizer = weakref.finalize(self, members.end, False)
-        self._finalizer.atexit = False  # at exit, passes may still run in other threads; the gate says when they don't
-        exit_gate.after_closing(self.close)
 
     @classmethod
     def start(cls, size: int) -> "Ranks":

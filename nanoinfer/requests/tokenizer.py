@@ -1,6 +1,7 @@
 """Tokenizer (text to token ids and back, chats) and IncrementalDetokenizer (tokens to text, one token at a time)."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.text_bound import check_length, max_chars_per_token
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 from nanoinfer.requests.tool_calls import CallParser
-from nanoinfer.threads.cache_locks import kept
-from nanoinfer.threads.exit_gate import exit_gate
 
 TokenIds = Sequence[int] | np.ndarray
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
@@ -40,7 +39,7 @@ class Tokenizer:
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
-    @kept
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """The tokens that are no text: those that tokenizer.json flags as special, and those that transformers names, which
         are few of them. A model's end tokens are special, too: see `RequestBuilder.special_ids`."""
@@ -50,7 +49,7 @@ class Tokenizer:
         flagged = (token for token, added in hf_tokenizer.added_tokens_decoder.items() if added.special)
         return frozenset((*flagged, *hf_tokenizer.all_special_ids))
 
-    @kept
+    @cached_property
     def max_chars_per_token(self) -> int | None:
         """The largest number of characters that one token can stand for; None if that is not certain."""
         return max_chars_per_token(getattr(self, "hf_tokenizer", None))
@@ -60,8 +59,7 @@ class Tokenizer:
         tokenizer adds. ValueError when the text cannot be encoded. May be called from several threads.
         """
         try:
-            with exit_gate:
-                return self.hf_tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return self.hf_tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         except (TypeError, UnicodeError) as error:  # lone surrogates
             raise ValueError("is text that cannot be encoded as UTF-8") from error
         except BaseException as error:

@@ -20,7 +20,6 @@ from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.token_text import token_text
 from nanoinfer.scheduling.batch import Batch
-from nanoinfer.threads.signals import uninterrupted
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.data import engine_fields
 from nanoinfer.trace.trace import Trace
@@ -75,7 +74,7 @@ def record(engine: Engine | HasEngine) -> Iterator[Trace]:
 
 def recorder_of(engine: Engine) -> "Recorder | None":
     """The recorder that is attached to an engine."""
-    recorder: Recorder | None = getattr(engine._guard.around_step, "__self__", None)
+    recorder: Recorder | None = getattr(engine.around_step, "__self__", None)
     return recorder
 
 
@@ -114,7 +113,7 @@ class Recorder:
             decode=None if tokenizer is None else partial(token_text, tokenizer),
             writer=self,
         )
-        with engine.turns.visit():
+        with engine.visit():
             self._event = ev.TraceEvent(0, ev.START, self._clock() - self.began)
             self._take_snapshot()
             self.settle()
@@ -124,7 +123,7 @@ class Recorder:
         """Detach, and leave the engine as it was before. May be called more than once."""
         if not self._undo:
             return
-        with self._engine.turns.visit():
+        with self._engine.visit():
             self.settle()
             for owner, name, ours, before in reversed(self._undo):
                 if vars(owner).get(name) is not ours:
@@ -134,8 +133,8 @@ class Recorder:
                 else:
                     setattr(owner, name, before)
             self._undo.clear()
-            if self._engine._guard.around_step == self._around_step:
-                self._engine._guard.around_step = nullcontext
+            if self._engine.around_step == self._around_step:
+                self._engine.around_step = nullcontext
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
@@ -153,7 +152,7 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        engine._guard.around_step = self._around_step
+        engine.around_step = self._around_step
         self._watch(engine, "submit_all", self._on_submit)
         self._watch(scheduler, "schedule", self._on_schedule)
         self._watch(scheduler, "end", self._on_end)
@@ -211,9 +210,8 @@ class Recorder:
         try:
             yield
         except BaseException as error:
-            with uninterrupted():  # even if it was raised while handlers were let in
-                self._event.error = f"{type(error).__name__}: {error}"
-                self._finish_step()
+            self._event.error = f"{type(error).__name__}: {error}"
+            self._finish_step()
             raise
         self._finish_step()
 
@@ -299,7 +297,7 @@ class Recorder:
 
     def _on_submit(self, submit_all: Call, groups: Sequence[RequestGroup]) -> list[int]:
         request_ids = submit_all(groups)
-        with self._engine.turns.visit():
+        with self._engine.visit():
             for req in [req for group in groups for req in group.reqs]:
                 if not req.finished:  # in a pass of another thread, which has noted it
                     self._see(req)

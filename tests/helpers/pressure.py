@@ -166,9 +166,13 @@ class World:
         self.counts["steps"] += 1
         if failed:  # the next step returns those that were in it; this one must be free of faults
             assert engine.has_unfinished()
-            ids = {req.request_id for req in engine.scheduler.planned}
-            assert ids
             late = {rid for rid, request in self.requests.items() if request.deadline <= self.clock.now}
+            if fault in RESETS:
+                ids = self.requests.keys() - late
+                assert engine.stats().free_slots == engine.config.max_total_tokens
+            else:
+                ids = {req.request_id for req in engine.scheduler.planned}
+                assert ids
             self.check(ended=ids | late)
             outputs = engine.step()
             self.counts["steps"] += 1
@@ -278,6 +282,8 @@ class World:
             "sampler": (engine.sampler, "sample", error),
             "rows": (engine.model_runner.req_to_token_pool, "alloc", error),
             "slots": (engine.model_runner.token_to_kv_pool, "alloc", error),
+            "insert": (engine.radix_cache, "insert", panic),
+            "collect": (engine.open_requests, "collect", error),
             "fetch": (pool, "_pack", error),
             "decode": (tokenizer, "decode", panic),
             "one decode": (tokenizer, "decode", one_bad_decode),

@@ -45,7 +45,7 @@ class View:
     def look(self, engine: Engine) -> Look:
         """What there is to see now. Bounded by `Limits`, whatever the engine holds."""
         began = time.thread_time()
-        with engine.turns.visit():
+        with engine.visit():
             passes, kinds = self.notes.take()
             stats = engine.stats()
             adapters = list(engine.adapters.values())
