@@ -12,7 +12,6 @@ from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS, read_adapter
 from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.loader import BUNDLED_ROOTS
-from nanoinfer.threads.signals import uninterrupted
 
 BASE = "base"  # what callers may say in place of None
 
@@ -63,28 +62,19 @@ class Adapters(Mapping[str, Adapter]):
         """Read an adapter in PEFT's format into host memory, from the folder `path`, or a bundled one by its name. Any
         thread may do so.
 
-        AdapterError naming what is wrong with the name or the files; nothing has changed then, nor when a signal handler
-        raises. It waits until the files are read: inside safetensors, what it raises would become another error.
+        AdapterError naming what is wrong with the name or the files; nothing has changed then.
         """
         if not isinstance(name, str) or not name or any("\ud800" <= char <= "\udfff" for char in name):
             raise AdapterError(f"adapter {name!r}: a name must be text that is not empty, without lone surrogates")
         if name == BASE:
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
         self._check_room(name)
-        adapter: Adapter | None = None
-        try:
-            with uninterrupted():
-                folder = bundled_adapter(path) or path
-                parts = read_adapter(folder, self._network)
-                adapter = Adapter(name, Path(folder), parts)
-                with self._adding:
-                    self._check_room(name)  # again: another thread may have loaded one meanwhile
-                    self._loaded[name] = adapter
-            return adapter
-        except BaseException:
-            if adapter is not None and self._loaded.get(name) is adapter:
-                del self._loaded[name]
-            raise
+        folder = bundled_adapter(path) or path
+        adapter = Adapter(name, Path(folder), read_adapter(folder, self._network))
+        with self._adding:
+            self._check_room(name)  # again: another thread may have loaded one meanwhile
+            self._loaded[name] = adapter
+        return adapter
 
     def _check_room(self, name: str) -> None:
         if name in self._loaded:

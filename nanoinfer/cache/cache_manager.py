@@ -148,6 +148,15 @@ class CacheManager:
         req.req_pool_idx, req.last_node, req.prefix_indices = None, None, NO_SLOTS
         req.prefix_len = req.tree_len = req.allocated_len = req.kv_len = 0
 
+    def clear(self) -> None:
+        """Empty pools, tree and what is below, whoever owns what: no request may use any of it any more."""
+        self.radix_cache.clear()
+        self.req_to_token_pool.clear()
+        self.token_to_kv_pool.clear()
+        if self.storey is not None:
+            with self.storey.emptied():
+                pass
+
     def check_integrity(self, running: Iterable[Req]) -> None:
         """Raise RuntimeError unless every slot and every row has exactly one owner and every lock has a holder.
 

@@ -41,6 +41,10 @@ class ReqToTokenPool:
         """Take rows back. ValueError naming the row when one is out of range, already free or given twice."""
         self._rows.free(indices)
 
+    def clear(self) -> None:
+        """Take all rows back, whoever has them."""
+        self._rows.clear()
+
     def available_size(self) -> int:
         """How many rows are free."""
         return self._rows.available_size()
@@ -117,6 +121,10 @@ class TokenToKVPool:
         of its page. Nothing is freed then.
         """
         self._slots.free(slots)
+
+    def clear(self) -> None:
+        """Take all slots back, whoever has them."""
+        self._slots.clear()
 
     def hand_to_tree(self, indices: np.ndarray, start: int, end: int) -> None:
         """Note that a radix tree owns the slots `indices[start:end]`, int64, from now on, until they are freed.

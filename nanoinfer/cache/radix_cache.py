@@ -210,6 +210,10 @@ class RadixCache:
         if self._protected_size:
             raise ValueError(f"reset: {self._protected_size} tokens are locked by running requests; must be 0")
         self.token_to_kv_pool.free(self.slots())
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty the tree, whatever relies on it or has become of its slots: for who takes these back, too."""
         nodes = [node for _, node in self.nodes()]
         for node in nodes:
             node.parent = None  # from now on, locking one of them is an error

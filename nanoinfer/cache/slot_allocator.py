@@ -33,6 +33,11 @@ class SlotAllocator:
         self._block_is_free = np.frombuffer(self._block_marks, dtype=bool)
         self._available = size
 
+    def clear(self) -> None:
+        """Take all slots back, whoever has them."""
+        self._is_free[:], self._in_tree[:], self._block_is_free[:] = True, False, True
+        self._available = self.size
+
     def available_size(self) -> int:
         """How many slots are free."""
         return self._available

@@ -67,7 +67,7 @@ def load_of(engine: "Engine", counts: Callable[[int], bool] = lambda request_id:
 
     `counts`: whether a request counts, by its id: a router wants to hear of those that others have sent (`note_load`).
     """
-    with engine.turns.visit():
+    with engine.visit():
         reqs = (*engine.scheduler.waiting, *engine.scheduler.running)
         return ReplicaLoad.of(req for req in reqs if counts(req.request_id))
 

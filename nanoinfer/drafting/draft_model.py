@@ -16,7 +16,6 @@ from nanoinfer.requests.req import NO_TOKEN, Ahead, Req
 from nanoinfer.sampling.random_numbers import uniform
 from nanoinfer.sampling.sampler import Sampler, chooses_by_itself, likeliest_of
 from nanoinfer.scheduling.batch import Batch, only_likeliest
-from nanoinfer.threads.signals import interruptible
 
 FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2 ** 64
 MOST_ROWS = 64  # with more tokens to catch up on, an EXTEND is faster than a DECODE of all
@@ -99,8 +98,7 @@ class DraftModel:
 
     def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
         counts, starts = list(most), [self._first_missing(req) for req in reqs]
-        with interruptible():
-            have_all = self._draft(list(reqs), counts, starts)
+        have_all = self._draft(list(reqs), counts, starts)
         for i, (req, start, count) in enumerate(zip(reqs, starts, counts, strict=True)):
             end = req.num_tokens + (count if i in have_all else max(count - 1, 0))  # up to which there is K/V
             self._stamps[self._cache.rows[req.req_pool_idx, start:end]] = self._prefixes[req].of(req, start, end)

@@ -10,8 +10,7 @@ from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.load import scheduler_for
 from nanoinfer.engine.arrivals import Arrivals
-from nanoinfer.engine.by_hand import ByHand, Loop
-from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.engine.stats import log_step
 from nanoinfer.engine.tiers import host_tier_for
 from nanoinfer.engine.upkeep import EngineUpkeep
 from nanoinfer.errors import EngineClosedError, QueueFullError
@@ -23,22 +22,24 @@ from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
-from nanoinfer.requests.request_group import RequestGroup
+from nanoinfer.requests.request_group import RequestGroup, Update
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.prompt_scores import gather_prompt_logprobs
-from nanoinfer.threads.exit_gate import exit_gate
-from nanoinfer.threads.signals import interruptible
 
 
 class Engine(EngineUpkeep):
     """Serves one model to many requests at once. All work is done inside `step()`.
 
-    Only one thread at a time may drive it by hand (`add_request`, `step`): while requests that this thread added are
-    unfinished, another thread gets a RuntimeError. So does a step by hand while `loop`, the thread behind an LLM or an
-    AsyncEngine, has work. Everything else may be called from any thread, and waits for the current step to end.
+    A plain object for one thread: drive it yourself (`add_request`, `step`), or leave that to `loop`, the thread behind an
+    LLM, an AsyncEngine and a server (see engine_loop.py). Everything but `step` may be called from any thread, and waits
+    for the current step to end. A step by hand while the loop has work is a RuntimeError.
+
+    When the model's forward pass or the sampler raises, the requests of that pass end. When anything else in a step raises
+    (a bug, or Ctrl-C in a step by hand), nobody knows any more who owns which slot. Then the engine resets: all requests
+    end with the error, tree and pools are emptied, and it serves on.
 
     `clock` returns seconds, for deadlines, latencies and step times. `draft_runner` runs the draft model of
     `drafter="model"`: over the same rows, and a pool of the same size. `sampling_defaults`: the checkpoint's, by field of
@@ -58,6 +59,7 @@ class Engine(EngineUpkeep):
     ):
         super().__init__()
         self.model_runner, self.config, self._clock = model_runner, config, clock
+        self.open_requests = OpenRequests()
         self.builder = RequestBuilder(vocab_size, eos_token_ids, tokenizer, config.random_seed, sampling_defaults)
         self.grammars = Grammars(tokenizer, vocab_size, self.builder.eos_token_ids)
         self.radix_cache = RadixCache(
@@ -75,23 +77,10 @@ class Engine(EngineUpkeep):
             config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner, vocab_size
         )
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
-        self.open_requests = OpenRequests()
-        self._guard = StepGuard(self.scheduler, self.open_requests, model_runner, clock)
         self.cache.storey = host_tier_for(config, self.cache, self.scheduler)
-        self._by_hand = ByHand(self.turns, lambda: self.loop, self.open_requests)
         self._arrivals = Arrivals(
             config, self.cache, self.builder, self.grammars, self.adapters, clock, self._check_queue
         )
-        self._closed = False
-
-    @property
-    def loop(self) -> Loop:
-        """The EngineLoop that owns this engine, if `loop_of` has made one; otherwise one that never has work."""
-        return self._guard.loop
-
-    @loop.setter
-    def loop(self, loop: Loop) -> None:
-        self._guard.loop = loop
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -114,15 +103,14 @@ class Engine(EngineUpkeep):
         Raises InvalidRequestError (a ValueError) when the request can never be served, QueueFullError when too many
         requests wait, EngineClosedError after `shutdown`. Nothing has changed then.
         """
-        self._by_hand.check()
         request = Request(prompt, params_or_default(params), extra_key, timeout_s, name, adapter)
         return self.submit(self.prepare(request))
 
     def prepare(self, request: Request) -> RequestGroup:
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
         several requests, all or none."""
-        with exit_gate:
-            return self.open_requests.expect(self._arrivals.prepare(request))
+        self.check_process()
+        return self.open_requests.expect(self._arrivals.prepare(request))
 
     def check_arguments(self, request: Request) -> None:
         """Check all of a request but its prompt: for a call that has no prompts. Errors as in `add_request`."""
@@ -137,26 +125,17 @@ class Engine(EngineUpkeep):
 
         Raises QueueFullError, EngineClosedError, or ValueError for what was submitted before. None is queued then.
         """
-        queued: Sequence[RequestGroup] = []
-        try:
-            with self.turns.visit():
-                self._check_queue(sum(len(group.reqs) for group in groups))
-                self._arrivals.check_adapters(groups)
-                self.open_requests.add(groups, self._clock())
-                queued = groups
-                for req in [req for group in groups for req in group.reqs]:
-                    self.scheduler.add(req)
-            return [group.request_id for group in groups]
-        except BaseException:  # for example, a delayed signal handler raises: the caller does not get the ids
-            with self.turns.visit(let_handlers_in=False):
-                for group in queued:
-                    if any(req not in self.scheduler.waiting for req in group.reqs):
-                        self.abort(group.request_id)  # another thread's pass has already started it
-                        continue
-                    self.open_requests.take_back([group])
-                    for req in group.reqs:
-                        self.scheduler.waiting.discard(req)
-            raise
+        with self.visit():
+            self._check_queue(sum(len(group.reqs) for group in groups))
+            self._arrivals.check_adapters(groups)
+            self.open_requests.check_expected(groups)
+            self.change(lambda: self._queue(groups))
+        return [group.request_id for group in groups]
+
+    def _queue(self, groups: Sequence[RequestGroup]) -> None:
+        self.open_requests.add(groups, self._clock())
+        for req in [req for group in groups for req in group.reqs]:
+            self.scheduler.add(req)
 
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now, whatever its state, and return its last output.
@@ -165,16 +144,16 @@ class Engine(EngineUpkeep):
         before the abort.
         """
 
-        def end() -> list[RequestOutput]:
-            self._guard.end([request_id], FinishReason.ABORT, "aborted")
+        def end() -> Sequence[RequestOutput]:
+            self.end([request_id], FinishReason.ABORT, "aborted")
             return self.open_requests.withdraw(request_id)
 
-        outputs = self._guard.hand_out(end)
+        outputs = self.end_by(end)
         return outputs[0] if outputs else None
 
     def has_unfinished(self) -> bool:
         """True while `step()` has something to do or to deliver."""
-        with self.turns.visit():
+        with self.visit():
             return bool(self.open_requests) or self.has_work()
 
     def has_work(self) -> bool:
@@ -183,7 +162,7 @@ class Engine(EngineUpkeep):
 
     def seconds_to_deadline(self) -> float | None:
         """Seconds until the earliest deadline of an open request: 0 when it has passed, None when there is none."""
-        with self.turns.visit():
+        with self.visit():
             deadline = self.open_requests.next_deadline()
         return None if deadline is None else max(deadline - self._clock(), 0.0)
 
@@ -198,26 +177,76 @@ class Engine(EngineUpkeep):
         request that got a new token or has ended. A request of which only a chunk of the prompt was computed is not among
         them.
 
-        When it raises, the requests of the pass are aborted and their slots freed; the others are untouched. The next
-        step returns the aborted ones with what was raised (`RequestOutput.error`). Requests whose `timeout_s` has passed
-        end before the step's first pass; if it passes later in the step, nothing is interrupted.
-
-        Ctrl-C and other Python signal handlers can interrupt the model's pass and sampling, with the same consequences,
-        but never the bookkeeping around them (see StepGuard).
+        RuntimeError while `loop` has work. It raises whatever a pass does; the class says what happens to the requests
+        then. Those that have ended are among what the next step returns, with the error (`RequestOutput.error`). Requests
+        whose `timeout_s` has passed end before the step's first pass; if it passes later in the step, nothing is
+        interrupted.
         """
-        return self._guard.step(self._one_pass, self._by_hand.check_step)
+        self.check_process()
+        self._check_by_hand()  # at once, and again when the lock is had
+        self.let_others_in()
+        with self.lock:
+            self._check_by_hand()
+            return self.deliver(self.make_step())
+
+    def _check_by_hand(self) -> None:
+        if self.loop is not None and self.loop.has_work():
+            raise RuntimeError(
+                "this engine's own thread is serving requests of an LLM or an AsyncEngine, and steps the engine: wait "
+                "until they have ended, or use LLM.generate, LLM.stream or an AsyncEngine, from any thread"
+            )
+
+    def make_step(self) -> list[Update]:
+        """`step`, for whoever has the lock: what is new, of which outputs can be made until the next step."""
+        return self.change(self._passes)
+
+    def _passes(self) -> list[Update]:
+        with self.around_step():
+            started = self._clock()
+            self.end(self.open_requests.overdue(started), FinishReason.TIMEOUT, "timed_out")
+            goes_on = True
+            while goes_on:  # for several passes only with num_scheduler_steps > 1
+                retractions, output_tokens = self.scheduler.retractions, self.scheduler.output_tokens
+                batch = self._one_pass()
+                if batch is not None:
+                    seconds = self._clock() - started
+                    self.meter.add(batch, self.scheduler.output_tokens - output_tokens, seconds)
+                    retracted = self.scheduler.retractions - retractions
+                    log_step(batch, self.scheduler, self.meter, self.model_runner, retracted, seconds)
+                started, goes_on = self._clock(), self.scheduler.passes_left > 0
+            return self.open_requests.deliver_updates()
 
     def _one_pass(self) -> Batch | None:
         """Schedule → run the model → sample → process → collect. None when there is nothing to do."""
-        batch = self.last_batch = self.scheduler.schedule()
+        batch = self.last_batch = self._schedule()
         if batch is None:
             return None
-        with interruptible():
+        try:
             output = self.model_runner.forward_batch(batch)
             token_ids, logprobs = self._sample(batch, output)
+        except BaseException as error:
+            self._end_pass(error)
+            raise
         self.scheduler.process_batch_result(batch, token_ids, logprobs)
         self.open_requests.collect(batch.sampled_reqs)
         return batch
+
+    def _schedule(self) -> Batch | None:
+        try:
+            return self.scheduler.schedule()
+        except BaseException as error:
+            if error is self.scheduler.fetch_failure:
+                self._end_pass(error)
+            raise
+
+    def _end_pass(self, error: BaseException) -> None:
+        """The model or the sampler has raised, and nothing else has changed: only the requests of the pass end, because
+        their K/V may be missing. All requests end if the runner is broken."""
+        failed = dict.fromkeys(req.request_id for req in self.scheduler.planned)
+        self.end(failed, FinishReason.ABORT, "failed", error)
+        if self.model_runner.broken is not None:
+            self.end(list(self.open_requests.groups), FinishReason.ABORT, "failed", self.model_runner.broken)
+        self._contained = error
 
     def _sample(self, batch: Batch, output: LogitsOutput) -> tuple[list[int], list[dict[int, float] | None]]:
         """The next token of each of `batch.choosing`, and the log-probabilities that they want."""

@@ -47,7 +47,12 @@ class PrefixTransfer:
         return pack({"engine": json.dumps(self._fields), "namespace": namespace}, known[: len(kv)], kv)
 
     def load(
-        self, data: bytes | bytearray | memoryview, adapter: Adapter | None, extra_key: Hashable, visit: Visit
+        self,
+        data: bytes | bytearray | memoryview,
+        adapter: Adapter | None,
+        extra_key: Hashable,
+        visit: Visit,
+        change: Callable[[Callable[[], int]], int],
     ) -> int:
         """Put what `dump` returned into the pool, as far as there is room; how many of its tokens are there now, from the
         first one on. ValueError, with nothing changed, for what is damaged or does not belong here."""
@@ -56,7 +61,7 @@ class PrefixTransfer:
             return 0
         tokens, kv = self._checked(bytes(data), namespace)
         with visit():
-            return self._add(tokens, kv, key)
+            return change(lambda: self._add(tokens, kv, key))
 
     def _gathered(self, tokens: np.ndarray, key: Hashable) -> np.ndarray:
         cache = self._cache

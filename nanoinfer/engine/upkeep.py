@@ -1,9 +1,12 @@
 """EngineUpkeep: what one may ask of an engine between two steps, beside requests: pauses, adapters, numbers, its end."""
 
+import logging
+import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.adapters.manager import Adapters
@@ -11,8 +14,7 @@ from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.engine.prefix_transfer import PrefixTransfer, Tokens
-from nanoinfer.engine.stats import EngineStats, engine_stats
-from nanoinfer.engine.step_guard import StepGuard
+from nanoinfer.engine.stats import EngineStats, StepMeter, engine_stats
 from nanoinfer.engine.tiers import slot_buffers
 from nanoinfer.errors import AdapterError, EngineClosedError
 from nanoinfer.model.model_runner import ModelRunner
@@ -20,11 +22,29 @@ from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.request_group import RequestGroup
+from nanoinfer.requests.request_group import RequestGroup, Update, made
 from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.threads.turns import Turns
+
+T = TypeVar("T")
+logger = logging.getLogger("nanoinfer.engine")
 
 SAVE_AT_SHUTDOWN_S = 10.0
+
+
+class Loop(Protocol):
+    """The thread that owns an engine: an EngineLoop. Its methods are called with the engine's lock held."""
+
+    def has_work(self) -> bool:
+        """True while a request of a client has something to do."""
+
+    def request_ids(self) -> set[int]:
+        """The requests of clients that have not ended. May be called at any time."""
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        """Hand out updates to the clients of their requests; returns the outputs of requests that were added by hand."""
+
+    def wake(self) -> None:
+        """Look whether there is work. May be called at any time."""
 
 
 class EngineUpkeep:
@@ -37,21 +57,114 @@ class EngineUpkeep:
     adapters: Adapters
     scheduler: Scheduler
     open_requests: OpenRequests
-    _guard: StepGuard
-    _closed: bool
+    _clock: Callable[[], float]
 
     def __init__(self) -> None:
-        self.paused_by: dict[int, threading.Thread] = {}  # by request id
+        self.lock: Any = threading.RLock()  # held by the thread that is in the engine
+        self._line: Any = threading.RLock()
+        self._process = os.getpid()
+        self.loop: Loop | None = None  # the EngineLoop that owns this engine, if `loop_of` has made one
+        self.meter = StepMeter()
+        self.around_step: Callable[[], AbstractContextManager[object]] = nullcontext  # what a trace sees of a step
+        self.after_change: list[Callable[[], object]] = []  # called after each step and change; they must not raise
+        self._is_changing = False
+        self._unsettled: BaseException | None = (
+            None  # what has cut a change short, until the reset after it is complete
+        )
+        self._contained: BaseException | None = None  # what a pass has raised, if its requests have ended with it
+        self._closed = False
         self._block_feed: BlockFeed | None = None  # made when somebody asks for it
         self.describe_model: Callable[[], Mapping[str, str]] | None = (
             None  # all that K/V depends on of models and kernels
         )
         self._prefix_transfer: PrefixTransfer | None = None
 
+    # --- who is in the engine ----------------------------------------------------------------------------------------
+
+    def _in_line(self) -> AbstractContextManager[object]:
+        """Held by visitors while they wait for `lock`, and until they leave."""
+        return nullcontext() if self.is_mine else self._line
+
+    def let_others_in(self) -> None:
+        """Wait until those who wait have been in the engine: a thread that makes step after step would let nobody in."""
+        with self._in_line():
+            pass
+
     @property
-    def turns(self) -> Turns:
-        """Lets one thread at a time into the engine."""
-        return self._guard.turns
+    def is_mine(self) -> bool:
+        """True in the thread that is in the engine."""
+        return bool(self.lock._is_owned())
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Between two steps: no other thread is in the engine during this block. May be nested."""
+        self.check_process()
+        with self._in_line(), self.lock:
+            yield
+
+    def check_process(self) -> None:
+        """EngineClosedError in a process that was forked: the engine's thread and what it was doing are not in it."""
+        if os.getpid() != self._process:
+            raise EngineClosedError(f"this engine belongs to process {self._process}: load the model in this one, too")
+
+    def change(self, function: Callable[[], T]) -> T:
+        """Call what changes who owns which slot, row or request, and return its result. If it raises, the engine resets.
+
+        RuntimeError inside another change, as in code that a pass calls: nothing has happened then.
+        """
+        with self._in_line(), self.lock:
+            if self._is_changing:
+                raise RuntimeError("this engine is in the middle of a step: wait until it ends")
+            if self._unsettled is not None:
+                self._reset(self._unsettled)
+            self._is_changing = True
+            try:
+                result = function()
+            except BaseException as error:
+                if error is not self._contained:
+                    self._reset(error)
+                raise
+            finally:
+                self._is_changing, self._contained = False, None
+                for look in self.after_change:
+                    look()
+            return result
+
+    def _reset(self, error: BaseException) -> None:
+        """Start anew: end all requests with the error, and empty tree and pools."""
+        self._unsettled = error
+        groups = list(self.open_requests.groups.values())
+        logger.error("the engine resets and ends its %d requests: %s: %s", len(groups), type(error).__name__, error)
+        self.scheduler.clear()
+        self.cache.clear()
+        for req in [req for group in groups for req in group.reqs if not req.finished]:
+            req.finish_time = self._clock()
+            req.end(FinishReason.ABORT, error)
+        self.open_requests.hold([group.output() for group in groups])
+        self.open_requests.remove(groups, "failed")
+        self._unsettled = None
+
+    def end(
+        self, request_ids: Iterable[int], reason: FinishReason, counted_as: str, error: BaseException | None = None
+    ) -> None:
+        """End those of the requests that are open, and keep their last outputs for the next delivery. For `change`."""
+        groups = [self.open_requests.groups[i] for i in request_ids if i in self.open_requests.groups]
+        self.scheduler.end([req for group in groups for req in group.reqs], reason, error)
+        self.open_requests.remove(groups, counted_as)
+        self.open_requests.hold([group.output() for group in groups])
+
+    def end_by(self, change: Callable[[], Sequence[Update]]) -> list[RequestOutput]:
+        """Make a change that ends requests, and return their outputs; clients get theirs, too."""
+        with self.visit():
+            updates = self.change(change)
+            self.deliver(updates)
+        return [made(update) for update in updates]
+
+    def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
+        """Give clients of the loop what is new of their requests, and return the outputs of the others."""
+        return [made(update) for update in updates] if self.loop is None else self.loop.deliver(updates)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def pause(self, request_id: int) -> None:
         """Leave a request out of all passes until `resume`. Its deadline stays.
@@ -59,24 +172,30 @@ class EngineUpkeep:
         It gives back its row and slots. Its computed tokens stay in the tree as long as there is room, so that it can
         continue where it was. A step does nothing if every request is paused. ValueError when no such request is open.
         """
-        with self.turns.visit():
-            self.turns.check_between_passes()
-            for req in self._open_group(request_id).reqs:
-                if not req.finished:
+        with self.visit():
+            reqs = [req for req in self._open_group(request_id).reqs if not req.finished]
+
+            def pause() -> None:
+                for req in reqs:
                     self.scheduler.pause(req)
-            self.paused_by = {i: thread for i, thread in self.paused_by.items() if i in self.open_requests.groups}
-            self.paused_by[request_id] = threading.current_thread()
+
+            self.change(pause)
 
     def resume(self, request_id: int) -> None:
         """Queue a paused request again: ahead of requests that were never admitted if it was admitted before, else behind.
 
         Does nothing to a request that is not paused; `max_queue` does not apply. ValueError when no such request is open.
         """
-        with self.turns.visit():
-            for req in self._open_group(request_id).reqs:
-                self.scheduler.resume(req)
-            self.paused_by.pop(request_id, None)
-        self._guard.loop.wake()
+        with self.visit():
+            reqs = self._open_group(request_id).reqs
+
+            def resume() -> None:
+                for req in reqs:
+                    self.scheduler.resume(req)
+
+            self.change(resume)
+        if self.loop is not None:
+            self.loop.wake()
 
     def load_adapter(self, name: str, path: str | Path) -> Adapter:
         """Read the adapter in the folder `path`, in PEFT's format. Requests can use it from now on, by its `name`.
@@ -92,8 +211,7 @@ class EngineUpkeep:
 
         AdapterError if there is no such adapter, or while requests use it: they would have to end first.
         """
-        with self.turns.visit():
-            self.turns.check_between_passes()
+        with self.visit():
             adapter = self.adapters.find(name)
             reqs = [req for group in self.open_requests.groups.values() for req in group.reqs if not req.finished]
             if users := {req.request_id for req in reqs if adapter is not None and req.adapter is adapter}:
@@ -101,25 +219,27 @@ class EngineUpkeep:
                     f"adapter={name!r}: requests use it: {len(users)} (the first: request_id={min(users)}); abort them, or "
                     "wait until they have ended"
                 )
-            if adapter is not None:
+            if adapter is None:
+                raise AdapterError(f"adapter={name!r}: is the base model, which stays")
+            self.change(lambda: self._unload(adapter))
 
-                def is_its(key: Hashable) -> bool:
-                    return isinstance(key, AdapterKey) and key.id == adapter.id
+    def _unload(self, adapter: Adapter) -> None:
+        def is_its(key: Hashable) -> bool:
+            return isinstance(key, AdapterKey) and key.id == adapter.id
 
-                self.radix_cache.evict_keys(is_its)
-                if self.cache.storey is not None:
-                    self.cache.storey.evict_keys(is_its)
-            self.adapters.unload(name)
+        self.radix_cache.evict_keys(is_its)
+        if self.cache.storey is not None:
+            self.cache.storey.evict_keys(is_its)
+        self.adapters.unload(adapter.name)
 
     def stats(self) -> EngineStats:
         """Where requests and slots are now, totals since the start, recent speed, and which kernels compute."""
-        with self.turns.visit():
-            meter = self._guard.meter
-            return engine_stats(self.scheduler, self.open_requests, meter, self.model_runner, self.adapters)
+        with self.visit():
+            return engine_stats(self.scheduler, self.open_requests, self.meter, self.model_runner, self.adapters)
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot and row has exactly one owner: `free + tree + requests == N`."""
-        with self.turns.visit():
+        with self.visit():
             self.cache.check_integrity(self.scheduler.running)
             if self.cache.storey is not None:
                 self.cache.storey.check_integrity()
@@ -127,9 +247,13 @@ class EngineUpkeep:
     def flush_cache(self) -> int:
         """Free every cached token that no running request relies on, and return how many there were in the pool. Host
         memory is emptied, too, and what is on its way from files does not arrive; the files stay."""
-        with self.turns.visit(), nullcontext() if self.cache.storey is None else self.cache.storey.emptied():
-            self.scheduler._blocked.forget()  # whoever waited for files may fit now
-            return self.radix_cache.evict(self.radix_cache.evictable_size())
+
+        def flush() -> int:
+            with nullcontext() if self.cache.storey is None else self.cache.storey.emptied():
+                self.scheduler._blocked.forget()  # whoever waited for files may fit now
+                return self.radix_cache.evict(self.radix_cache.evictable_size())
+
+        return self.change(flush)
 
     def save_cache(self, timeout_s: float | None = None) -> int:
         """Write all cached K/V to the files of `cache_dir`, or what was used last of it if `cache_dir_max_bytes` leaves no
@@ -137,7 +261,7 @@ class EngineUpkeep:
         files by then. Passes go on meanwhile. ValueError without `cache_dir`."""
         if (disk := getattr(self.cache.storey, "below", None)) is None:
             raise ValueError("save_cache: needs cache_dir")
-        return disk.save(self.turns.visit, timeout_s)
+        return disk.save(self.visit, timeout_s)
 
     def export_prefix(self, tokens: Tokens, *, adapter: str | None = None, extra_key: Hashable = None) -> bytes:
         """The K/V of the longest prefix of `tokens` (token ids) that is cached in the pool, and in host memory behind it,
@@ -161,13 +285,12 @@ class EngineUpkeep:
         accidents: take `data` only from engines that you trust. AdapterError and EngineClosedError as for a request.
         """
         transfer, found = self._transfer("import_prefix"), self.adapters.find(adapter)
-        return transfer.load(data, found, extra_key, lambda: self._visit_with(adapter, found))
+        return transfer.load(data, found, extra_key, lambda: self._visit_with(adapter, found), self.change)
 
     @contextmanager
     def _visit_with(self, name: str | None, adapter: Adapter | None) -> Iterator[None]:
         """A visit in which `name` still is `adapter`."""
-        with self.turns.visit():
-            self.turns.check_between_passes()
+        with self.visit():
             if self._closed:
                 raise EngineClosedError("this engine has been shut down; it has no K/V and takes none")
             if self.adapters.find(name) is not adapter:
@@ -200,11 +323,12 @@ class EngineUpkeep:
         The first call starts the feed; until then, it costs nothing. Later ones return the same feed; ValueError if they
         want other blocks. With `host_cache_tokens` or `cache_dir`, whole blocks must fill those of host memory.
         """
-        with self.turns.visit():
+        with self.visit():
             if self._block_feed is None:
-                turns, storey = self.turns, self.cache.storey
+                storey = self.cache.storey
                 below = {} if storey is None else {"below": storey.tell}
-                self._block_feed = BlockFeed(self.radix_cache, event_block_size, turns.soon, turns.visit, **below)
+                self._block_feed = BlockFeed(self.radix_cache, event_block_size, visit=self.visit, **below)
+                self.after_change.append(self._block_feed.cut)
             elif self._block_feed.event_block_size != event_block_size:
                 size = self._block_feed.event_block_size
                 raise ValueError(f"event_block_size={event_block_size}: must be {size}, as when the feed was started")
@@ -218,10 +342,10 @@ class EngineUpkeep:
         counted_as = "aborted" if error is None else "failed"
 
         def end() -> list[RequestOutput]:
-            self._guard.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
+            self.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
             return self.open_requests.deliver()
 
-        return self._guard.hand_out(end)
+        return self.end_by(end)
 
     def shutdown(self) -> list[RequestOutput]:
         """Shut down for good: abort all requests, save the cache if there is a `cache_dir`, free every slot, and refuse
@@ -230,7 +354,7 @@ class EngineUpkeep:
         May be called again, and then does nothing.
         """
 
-        def close() -> list[RequestOutput]:
+        with self.visit():
             was_closed, self._closed = self._closed, True
             outputs = self.abort_all()
             disk = None if was_closed else getattr(self.cache.storey, "below", None)
@@ -243,8 +367,6 @@ class EngineUpkeep:
                 self.flush_cache()
                 self.model_runner.close()
             return outputs
-
-        return self._guard.hand_out(close)
 
     @property
     def is_closed(self) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from nanoinfer.adapters.adapter import Adapter
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.stats import EngineStats
-from nanoinfer.frontends.async_door import AsyncDoor
+from nanoinfer.frontends.async_client import AsyncClient
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
@@ -52,7 +52,7 @@ class AsyncEngine:
         self.llm = load_or_take(llm, options)
         self._owns_engine = self.llm is not llm
         self._engine = self.llm.engine if isinstance(self.llm, LLM) else self.llm
-        self._door = AsyncDoor(self._engine)
+        self._client = AsyncClient(self._engine)
         self._after_step: Callable[[Engine], object] | None = None
 
     @property
@@ -63,19 +63,19 @@ class AsyncEngine:
     @property
     def is_closed(self) -> bool:
         """True when it accepts no more requests: it was shut down, its engine was, or that engine's runner is broken."""
-        door = self._door
-        return door.is_closed or door.loop.is_closed or self._engine.is_closed
+        client = self._client
+        return client.is_closed or client.loop.is_closed or self._engine.is_closed
 
     @property
     def after_step(self) -> Callable[[Engine], object] | None:
         """Called in the engine's thread after every step, before its outputs are handed out: a seam for what watches the
         engine. None again when it has failed."""
-        looks = self._door.loop.after_step
+        looks = self._client.loop.after_step
         return self._after_step if self._after_step in looks else None
 
     @after_step.setter
     def after_step(self, look: Callable[[Engine], object] | None) -> None:
-        looks = self._door.loop.after_step
+        looks = self._client.loop.after_step
         if self._after_step in looks:
             looks.remove(self._after_step)
         self._after_step = look
@@ -104,7 +104,7 @@ class AsyncEngine:
         `max_unread`: a request whose reader is so many pieces behind is paused, and goes on when half of them are read. So
         a slow reader holds neither slots nor ever more text.
         """
-        self._door.check_open()
+        self._client.check_open()
         if _takes_long(requests):
             groups = await asyncio.to_thread(lambda: [self._engine.prepare(request) for request in requests])
         else:
@@ -115,10 +115,10 @@ class AsyncEngine:
         """As `add_all`, for what `Engine.prepare` returned in a thread of the caller's."""
         if max_unread is not None and (isinstance(max_unread, bool) or max_unread < 1):
             raise ValueError(f"max_unread={max_unread!r}: must be None or an integer of at least 1")
-        loop, door = asyncio.get_running_loop(), self._door
-        deliveries = [Delivery(loop, max_unread, door.hold) for _ in groups]
-        request_ids = await door.add(deliveries, groups)
-        return [AsyncStream(delivery, i, door.drop) for delivery, i in zip(deliveries, request_ids, strict=True)]
+        loop, client = asyncio.get_running_loop(), self._client
+        deliveries = [Delivery(loop, max_unread, client.hold) for _ in groups]
+        request_ids = await client.add(deliveries, groups)
+        return [AsyncStream(delivery, i, client.drop) for delivery, i in zip(deliveries, request_ids, strict=True)]
 
     async def _submit(self, request: Request) -> AsyncStream:
         return (await self.add_all([request]))[0]
@@ -213,20 +213,20 @@ class AsyncEngine:
 
     async def abort(self, request_id: int) -> None:
         """End a request now; its stream ends with `finish_reason` abort. Does nothing if it is unknown or already ended."""
-        await self._door.call(lambda: self._door.abort(request_id))
+        await self._client.call(lambda: self._client.abort(request_id))
 
     async def pause(self, request_id: int) -> None:
         """Call `Engine.pause` between two steps. The stream's next piece comes after `resume`."""
-        await self._door.call(lambda: self._engine.pause(request_id))
+        await self._client.call(lambda: self._engine.pause(request_id))
 
     async def resume(self, request_id: int) -> None:
         """Call `Engine.resume` between two steps."""
-        await self._door.call(lambda: self._engine.resume(request_id))
+        await self._client.call(lambda: self._engine.resume(request_id))
 
     async def visit(self, function: Callable[[Engine], T]) -> T:
         """Call `function(engine)` in the engine's thread, between two steps, and return or raise what it does. All requests
         wait for it, so it must be quick. EngineClosedError after `shutdown`."""
-        return await self._door.call(lambda: function(self._engine))
+        return await self._client.call(lambda: function(self._engine))
 
     async def visit_each(self, function: Callable[[Engine], T]) -> list[T]:
         """`visit`, for servers that may have several engines: one result per engine, and here there is one."""
@@ -234,11 +234,11 @@ class AsyncEngine:
 
     async def stats(self) -> EngineStats:
         """Call `Engine.stats` between two steps."""
-        return await self._door.call(self._engine.stats)
+        return await self._client.call(self._engine.stats)
 
     async def check_integrity(self) -> None:
         """Call `Engine.check_integrity` between two steps."""
-        await self._door.call(self._engine.check_integrity)
+        await self._client.call(self._engine.check_integrity)
 
     async def save_cache(self, timeout_s: float | None = None) -> int:
         """Call `Engine.save_cache` in another thread."""
@@ -248,7 +248,7 @@ class AsyncEngine:
         """Abort every request of this AsyncEngine and accept no more; if the model was loaded here, shut its engine down.
         May be called again."""
         try:
-            await asyncio.to_thread(self._door.close, self._owns_engine)
+            await asyncio.to_thread(self._client.close, self._owns_engine)
         finally:
             self.after_step = None
 

@@ -19,7 +19,7 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.prefix_transfer import Tokens
 from nanoinfer.engine.tiers import add_files
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.frontends.calls import Calls
+from nanoinfer.frontends.calls import Call, Calls
 from nanoinfer.frontends.serving import Serving, serve_in_background
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
@@ -34,7 +34,6 @@ from nanoinfer.requests.request import Prompt, Request, got, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
-from nanoinfer.threads.signals import uninterrupted
 
 if TYPE_CHECKING:
     from nanoinfer.trace import Trace
@@ -292,24 +291,25 @@ class LLM:
         return outputs
 
     def _stream(self, group: RequestGroup) -> Iterator[StreamPiece]:
-        call = self._calls.open([group], stream=True)
+        call = Call([group], stream=True)
         try:
+            self._calls.start(call)
             while not call.done:
-                pieces, _ = self._calls.wait(call)
+                pieces, _ = call.wait()
                 yield from pieces
         finally:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        with uninterrupted():  # except while waiting
-            call = self._calls.open(groups)
-            try:
-                with Progress(len(groups), show_progress) as progress:
-                    while not call.done:
-                        _, ended = self._calls.wait(call)
-                        progress.ended(ended)
-            finally:
-                self._calls.close(call)
+        call = Call(groups)
+        try:
+            self._calls.start(call)
+            with Progress(len(groups), show_progress) as progress:
+                while not call.done:
+                    _, ended = call.wait()
+                    progress.ended(ended)
+        finally:
+            self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]
 
 

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoinfer.kernels.functions import Call, function, record_calls
-from nanoinfer.threads.signals import uninterrupted
 
 WORD = 8  # bytes
 LINE = 64  # bytes of a cache line: no two buffers share one
@@ -89,10 +88,9 @@ class Program:
 
         It returns its results. It may allocate tensors and take views of them. Tensors that it reads must stay in place.
         `network`: the module to whose parts the `labels` refer.
-        Signal handlers wait, because what they compute would be taken for a part of `compute`.
         """
         labels: list[str] = []
-        with uninterrupted(), _Refuse(), _Watch() as watch, record_calls() as calls, _names(network, calls, labels):
+        with _Refuse(), _Watch() as watch, record_calls() as calls, _names(network, calls, labels):
             outputs = compute()
         program = cls(calls, watch.buffers, outputs)
         program.labels = labels

@@ -17,7 +17,6 @@ from nanoinfer.parallel.communicator import Communicator, GroupCommunicator
 from nanoinfer.parallel.meeting import SECONDS_BETWEEN_LOOKS, Meeting
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.shard import torchrun_rank
-from nanoinfer.threads.exit_gate import exit_gate
 
 LOST = 3  # the exit code of a rank that has lost its connection, because another one has ended
 SECONDS_TO_END = 5.0  # after that, a process that has been asked to end is killed
@@ -105,8 +104,6 @@ class Ranks:
         self.broken: BaseException | None = None
         self._owner, self._is_closed = os.getpid(), False
         self._finalizer = weakref.finalize(self, members.end, False)
-        self._finalizer.atexit = False  # at exit, passes may still run in other threads; the gate says when they don't
-        exit_gate.after_closing(self.close)
 
     @classmethod
     def start(cls, size: int) -> "Ranks":

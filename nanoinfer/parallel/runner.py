@@ -14,7 +14,6 @@ from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.parallel.load import ModelShare
 from nanoinfer.parallel.messages import Message, ToldAdapters, pass_message
-from nanoinfer.threads.signals import uninterrupted
 
 
 class SplitRunner(ModelRunner):
@@ -49,14 +48,13 @@ class SplitRunner(ModelRunner):
         return self._ranks.why_broken()
 
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
-        """As in ModelRunner, by all ranks, which have to leave it together: so Python's signal handlers wait until its end.
-        RankError if a rank has ended."""
-        with uninterrupted():
-            for message in self._told.news(self.adapters):
-                with self._ranks.doing(message):
-                    pass
-            with self._ranks.doing(pass_message(input_ids, metadata)), on_threads(self._ranks.threads):
-                return super().run(input_ids, metadata)
+        """As in ModelRunner, by all ranks, which have to leave it together: if one does not, the model is `broken`, also
+        when Ctrl-C interrupts a step by hand. RankError if a rank has ended."""
+        for message in self._told.news(self.adapters):
+            with self._ranks.doing(message):
+                pass
+        with self._ranks.doing(pass_message(input_ids, metadata)), on_threads(self._ranks.threads):
+            return super().run(input_ids, metadata)
 
     def close(self) -> None:
         """As in ModelRunner: ends the other ranks."""

@@ -31,16 +31,16 @@ class OpenRequests:
         self._expected.add(group)
         return group
 
-    def add(self, groups: Sequence[RequestGroup], now: float) -> None:
-        """Add requests that arrive at time `now`, in seconds. ValueError for one that is not expected: it was added before,
-        or it belongs to another engine."""
-        given: set[RequestGroup] = set()
-        for group in groups:
-            if group not in self._expected or group in given:
+    def check_expected(self, groups: Sequence[RequestGroup]) -> None:
+        """ValueError for one that is not expected: it was added before, or it belongs to another engine."""
+        for i, group in enumerate(groups):
+            if group not in self._expected or group in groups[:i]:
                 raise ValueError(
                     f"request_id={group.request_id}: was already submitted, or was prepared by another engine"
                 )
-            given.add(group)
+
+    def add(self, groups: Sequence[RequestGroup], now: float) -> None:
+        """Add requests that arrive at time `now`, in seconds, and are expected."""
         for group in groups:
             self._expected.discard(group)
             self.groups[group.request_id] = group
@@ -48,12 +48,6 @@ class OpenRequests:
                 self._deadlines[group.request_id] = now + group.timeout_s
             for req in group.reqs:
                 req.arrival_time = now
-
-    def take_back(self, groups: Iterable[RequestGroup]) -> None:
-        """Undo `add` for requests that have just been added: they are expected again."""
-        for group in groups:
-            self._expected.add(self.groups.pop(group.request_id))
-            self._deadlines.pop(group.request_id, None)
 
     def overdue(self, now: float) -> list[int]:
         """The ids of requests whose time is up at `now`, earliest first. Each is returned only once."""
@@ -91,11 +85,6 @@ class OpenRequests:
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs for the next `deliver`: only the latest one of each request."""
         self._undelivered.update((output.request_id, output) for output in outputs)
-
-    def hold_again(self, outputs: Sequence[RequestOutput]) -> None:
-        """Keep outputs that could not be handed out, unless newer ones are held by now."""
-        again: dict[int, Update] = {output.request_id: output for output in outputs}
-        self._undelivered = again | self._undelivered
 
     def deliver(self) -> list[RequestOutput]:
         """Hand out everything that is held."""

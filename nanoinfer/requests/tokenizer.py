@@ -2,17 +2,17 @@
 text of tokens as pictures and traces show it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.errors import ContextLengthError
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 from nanoinfer.requests.tool_calls import CallParser
-from nanoinfer.threads.cache_locks import kept
-from nanoinfer.threads.exit_gate import exit_gate
 
 TokenIds = Sequence[int] | np.ndarray
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
@@ -40,7 +40,7 @@ class Tokenizer:
         hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
-    @kept
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """The tokens that are no text: those that tokenizer.json flags as special, and those that transformers names, which
         are few of them. A model's end tokens are special, too: see `RequestBuilder.special_ids`."""
@@ -50,7 +50,7 @@ class Tokenizer:
         flagged = (token for token, added in hf_tokenizer.added_tokens_decoder.items() if added.special)
         return frozenset((*flagged, *hf_tokenizer.all_special_ids))
 
-    @kept
+    @cached_property
     def max_chars_per_token(self) -> int | None:
         """The number of characters of the longest token, for `check_length`; None if there is no vocabulary."""
         hf_tokenizer = getattr(self, "hf_tokenizer", None)
@@ -61,8 +61,7 @@ class Tokenizer:
         tokenizer adds. ValueError when the text cannot be encoded. May be called from several threads.
         """
         try:
-            with exit_gate:
-                return self.hf_tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return self.hf_tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
         except (TypeError, UnicodeError) as error:  # lone surrogates
             raise ValueError("is text that cannot be encoded as UTF-8") from error
         except BaseException as error:
@@ -95,16 +94,19 @@ class Tokenizer:
             raise ValueError(f"messages: {error}") from error
 
 
-def check_length(text: str, max_tokens: int | None, tokenizer: Any) -> None:
-    """ValueError when a text is too long for `max_tokens` tokens, the context's, even if all of them were the longest that
-    the tokenizer has: tokenizing takes time for every character, minutes for megabytes on one line. Costs nothing for short
-    texts."""
+def check_length(text: str, max_tokens: int | None, tokenizer: Any, name: str = "prompt") -> None:
+    """ContextLengthError when the text of `name` is too long for `max_tokens` tokens, the context's, even if all of them
+    were the longest that the tokenizer has: tokenizing takes time for every character, minutes for megabytes on one line.
+    Costs nothing for short texts."""
     if max_tokens is None or len(text) <= max_tokens:
         return
     longest = getattr(tokenizer, "max_chars_per_token", None)
     if longest is not None and len(text) > max_tokens * longest:
-        raise ValueError(f"has {len(text)} characters: must not exceed {max_tokens * longest} "
-                         f"(max_context_len={max_tokens} tokens of at most {longest} characters)")  # fmt: skip
+        raise ContextLengthError(
+            f"{name}: has {len(text)} characters: must not exceed {max_tokens * longest} (max_context_len={max_tokens} "
+            f"tokens of at most {longest} characters)",
+            name,
+        )
 
 
 def _has_plain_decode(hf_tokenizer: Any) -> bool:

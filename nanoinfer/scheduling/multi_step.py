@@ -49,14 +49,9 @@ class MultiStepScheduler(Scheduler):
     which use them in later passes.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        cache: CacheManager,
-        clock: Callable[[], float] = time.perf_counter,
-        adapters: AdapterPool | None = None,
-    ):
-        super().__init__(config, cache, clock, adapters)
+    def clear(self) -> None:
+        """As `Scheduler.clear`."""
+        super().clear()
         self._group: DecodeGroup | None = None
 
     def schedule(self) -> Batch | None:

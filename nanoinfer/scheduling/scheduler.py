@@ -42,19 +42,24 @@ class Scheduler:
         adapters: AdapterPool | None = None,
     ):
         self.config, self.cache, self._clock = config, cache, clock
-        self.waiting = WaitingQueue(config, cache.radix_cache)
-        self.running: list[Req] = []  # all requests that hold slots, in order of admission
-        self.prefilling: Req | None = None  # the one of them whose prompt is only partly computed, if any
-        self.paused: set[Req] = set()
-        self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
         self.new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self.retractions = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # since the start
-        self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; always 0 without a drafter (drafting/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
         self._ended = 0
         self.adapter_turns = AdapterTurns(adapters)
-        self._blocked = Blocked(cache)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all requests, whatever their state; pools and tree are not touched."""
+        self.waiting = WaitingQueue(self.config, self.cache.radix_cache)
+        self.running: list[Req] = []  # all requests that hold slots, in order of admission
+        self.prefilling: Req | None = None  # the one of them whose prompt is only partly computed, if any
+        self.paused: set[Req] = set()
+        self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
+        self.fetch_failure: BaseException | None = None  # why an adapter that `planned` need could not be fetched
+        self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
+        self._blocked = Blocked(self.cache)
 
     def add(self, req: Req) -> None:
         """Queue a request. The caller has checked that it fits the context and the pool."""
@@ -63,14 +68,14 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Plan the next pass and allocate its slots; None when there is nothing to do, or only something to wait for.
 
-        When it raises, the caller must end the requests in `planned`; the others are as before. It raises what made
-        fetching an adapter fail, and RuntimeError when requests wait, none is running, and none fits: then something
-        outside the engine holds slots or rows.
+        It raises what made fetching an adapter fail (`fetch_failure`): then the caller must end the requests in
+        `planned`, and the others are as before. RuntimeError when requests wait, none is running, and none fits: then
+        something outside the engine holds slots or rows.
         """
         self.planned = []
         if (failure := self.adapter_turns.failure(self.waiting)) is not None:
-            self.planned, error = failure
-            raise error
+            self.planned, self.fetch_failure = failure
+            raise self.fetch_failure
         decoding = [req for req in self.running if req is not self.prefilling]
         if not decoding:
             self._budget.refill()

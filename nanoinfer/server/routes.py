@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from nanoinfer.requests.text_bound import check_length
+from nanoinfer.requests.tokenizer import check_length
 from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.chat_formatter import ChatFormatter
 from nanoinfer.server.errors import bad_request

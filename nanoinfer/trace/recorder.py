@@ -121,7 +121,7 @@ class Recorder:
             decode=None if tokenizer is None else partial(token_text, tokenizer),
             writer=self,
         )
-        with engine.turns.visit():
+        with engine.visit():
             self._event = ev.TraceEvent(0, ev.START, self._clock() - self.began)
             self._take_snapshot()
             self.settle()
@@ -131,7 +131,7 @@ class Recorder:
         """Detach, and leave the engine as it was before. May be called more than once."""
         if not self._watched:
             return
-        with self._engine.turns.visit():
+        with self._engine.visit():
             self.settle()
             for watched in self._watched:
                 watched.undo()
@@ -154,7 +154,7 @@ class Recorder:
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
         watched: list[tuple[Any, str, Call]] = [
-            (engine._guard, "around_step", self._around_step),
+            (engine, "around_step", self._around_step),
             (engine, "submit_all", self._on_submit),
             (scheduler, "schedule", self._on_schedule),
             (scheduler, "end", self._on_end),
@@ -277,7 +277,7 @@ class Recorder:
 
     def _on_submit(self, submit_all: Call, groups: Sequence[RequestGroup]) -> list[int]:
         request_ids = submit_all(groups)
-        with self._engine.turns.visit():
+        with self._engine.visit():
             for req in [req for group in groups for req in group.reqs]:
                 if not req.finished:  # in a pass of another thread, which has noted it
                     self._see(req)

@@ -20,7 +20,6 @@ from IPython.display import display
 
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.engine.step_guard import StepGuard
 from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.requests.outputs import RequestOutput
@@ -76,7 +75,6 @@ def new_engine(
     config = EngineConfig(**(defaults | settings))
     engine = make_engine(_story(), config, clock)
     engine.scheduler = scheduler(config, engine.cache, clock)
-    engine._guard = StepGuard(engine.scheduler, engine.open_requests, engine.model_runner, clock)
     return engine
 
 

@@ -12,7 +12,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from tests.helpers.engines import V, make_engine
 from tests.helpers.engines import assert_all_free as assert_all_free
-from tests.helpers.waiting import HANG_S, Worker, until, until_async
+from tests.helpers.waiting import HANG_S, Worker, someone_waits, until, until_async
 from tests.helpers.waiting import run as run
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def between_passes(engine: Engine, gate: Gate, function: Callable[..., T], *args
     """Call a function that needs a turn, here, while a pass waits at the gate. That pass is let through, and no other."""
 
     def let_through() -> None:
-        until(lambda: engine.turns.waiting, "somebody who waits for a turn")
+        until(lambda: someone_waits(engine), "somebody who waits for a turn")
         gate.let_one_through()
 
     until(lambda: gate.arrivals > gate.passes, "a pass at the gate")  # else the engine's thread may be who waits

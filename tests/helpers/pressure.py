@@ -44,8 +44,24 @@ class InjectedPanic(BaseException):
     """Raised on purpose, and no Exception: a panic of code in Rust reaches Python so."""
 
 
-FAULTS = ("model", "sampler", "rows", "slots", "second pass", "fetch")  # where an InjectedError comes from in a step
-PANICS = ("decode", "one decode", "processor", "panic in the sampler", "panic in the model")  # an InjectedPanic
+FAULTS = (
+    "model",
+    "sampler",
+    "rows",
+    "slots",
+    "collect",
+    "second pass",
+    "fetch",
+)  # where an InjectedError comes from in a step
+PANICS = (
+    "decode",
+    "one decode",
+    "insert",
+    "processor",
+    "panic in the sampler",
+    "panic in the model",
+)  # an InjectedPanic
+RESETS = ("rows", "slots", "collect", "insert")  # those after which the engine starts anew
 
 
 class WordTokenizer(Tokenizer):
@@ -166,9 +182,13 @@ class World:
         self.counts["steps"] += 1
         if failed:  # the next step returns those that were in it; this one must be free of faults
             assert engine.has_unfinished()
-            ids = {req.request_id for req in engine.scheduler.planned}
-            assert ids
             late = {rid for rid, request in self.requests.items() if request.deadline <= self.clock.now}
+            if fault in RESETS:
+                ids = self.requests.keys() - late
+                assert engine.stats().free_slots == engine.config.max_total_tokens
+            else:
+                ids = {req.request_id for req in engine.scheduler.planned}
+                assert ids
             self.check(ended=ids | late)
             outputs = engine.step()
             self.counts["steps"] += 1
@@ -278,6 +298,8 @@ class World:
             "sampler": (engine.sampler, "sample", error),
             "rows": (engine.model_runner.req_to_token_pool, "alloc", error),
             "slots": (engine.model_runner.token_to_kv_pool, "alloc", error),
+            "insert": (engine.radix_cache, "insert", panic),
+            "collect": (engine.open_requests, "collect", error),
             "fetch": (pool, "_pack", error),
             "decode": (tokenizer, "decode", panic),
             "one decode": (tokenizer, "decode", one_bad_decode),

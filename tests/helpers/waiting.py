@@ -35,6 +35,16 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(asyncio.wait_for(test(), timeout=HANG_S))
 
 
+def someone_waits(engine: Any) -> bool:
+    """True while a thread waits until the engine's current step ends: in line, or for a command of its own."""
+    if engine.loop is not None and engine.loop._commands.qsize():
+        return True
+    if engine._line.acquire(blocking=False):
+        engine._line.release()
+        return False
+    return True
+
+
 class Paced:
     """A logits processor that waits in each pass after the first `passes`, until `open`. For `SamplingParams`."""
 

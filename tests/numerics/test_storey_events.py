@@ -140,7 +140,7 @@ def test_what_was_flushed_during_a_save_is_not_written_with_others_k_v(tmp_path:
         if visits == 2:  # what is to be written has been found
             engine.flush_cache()
             served(llm, others)
-        return engine.turns.visit()
+        return engine.visit()
 
     disk.save(visit)
     fresh = llm_in(tmp_path / "none", model)

@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_pass_ends_all_requests(split: 
     assert split.generate(PROMPT, PARAMS)
     os.kill(pid, signal.SIGSTOP)
     calls = [Worker(split.generate, PROMPT, long) for _ in range(4)]  # more than run at the same time
-    until(lambda: split.engine.turns.is_computing)
+    until(lambda: split.engine._is_changing)
     os.kill(pid, signal.SIGKILL)
     for call in calls:
         with pytest.raises((RankError, StepFailedError, EngineClosedError), match=r"rank 1 of 2 .*SIGKILL"):

@@ -173,7 +173,7 @@ def ended(requests: int) -> Callable[[dict[str, Any]], bool]:
 def test_it_records_only_while_somebody_watches() -> None:
     async def test(feed: Feed, front: AsyncEngine, _: Any) -> None:
         core = front.llm
-        owners = (core, core.scheduler, core._guard)  # type: ignore[attr-defined]
+        owners = (core, core.scheduler)  # type: ignore[attr-defined]
         before = [dict(vars(owner)) for owner in owners]
         await front.generate("abc", greedy(3))
         assert (feed._task, feed._messages) == (None, [])

@@ -10,7 +10,7 @@ from nanoinfer import LLM, AsyncEngine, AsyncStream, EngineClosedError, StepFail
 from nanoinfer.requests.request import Request
 from tests.helpers.async_engines import Gate, arrival, assert_all_free, following, gated, llm_around
 from tests.helpers.engines import finish, greedy, make_engine
-from tests.helpers.waiting import Worker, run, until_async
+from tests.helpers.waiting import Worker, run, someone_waits, until_async
 
 
 def test_shutdown_ends_streams_and_may_be_called_again() -> None:
@@ -22,7 +22,7 @@ def test_shutdown_ends_streams_and_may_be_called_again() -> None:
         await anext(stream)
         await arrival(gate, 2)  # else all three could come between two passes, and none would wait
         closing = [asyncio.create_task(front.shutdown()) for _ in range(3)]
-        await until_async(lambda: engine.turns.waiting, "one of them")
+        await until_async(lambda: someone_waits(engine), "one of them")
         gate.open()
         await asyncio.gather(*closing)
         await front.shutdown()
@@ -82,7 +82,7 @@ def test_several_doors_serve_one_engine_at_once_with_the_tokens_that_each_gives_
         async with AsyncEngine(llm) as first, AsyncEngine(llm) as second:
             streams = [await first.add([1], greedy(20)), await added(gate, second, 30)]
             call = Worker(llm.generate, [[50], [70]], greedy(20))
-            await until_async(lambda: engine.turns.waiting, "the call")
+            await until_async(lambda: someone_waits(engine), "the call")
             gate.open()
             assert [(await stream.output()).token_ids for stream in streams] == [following(1, 20), following(30, 20)]
             assert [output.token_ids for output in await asyncio.to_thread(call.result)] == [
@@ -102,7 +102,7 @@ def test_an_async_engine_closes_itself_and_leaves_the_llm_and_other_doors_open()
         first, second = AsyncEngine(llm), AsyncEngine(llm)
         mine, other = await first.add([1], greedy(20)), await added(gate, second, 30)
         closing = asyncio.create_task(first.shutdown())
-        await until_async(lambda: len(engine.turns.waiting) >= 1, "who closes")
+        await until_async(lambda: someone_waits(engine), "who closes")
         gate.open()
         await closing
         assert (await mine.output()).finish_reason == "abort"
@@ -136,7 +136,7 @@ def test_after_the_llm_was_shut_down_its_async_engines_refuse() -> None:
             stream = await front.add([5], greedy(20))
             await arrival(gate, 1)
             ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
-            await until_async(lambda: engine.turns.waiting, "the shutdown")
+            await until_async(lambda: someone_waits(engine), "the shutdown")
             gate.open()
             await ending
             assert (await stream.output()).finish_reason == "abort"
@@ -187,7 +187,7 @@ def test_a_failure_that_is_nobodys_ends_all_instead_of_failing_for_ever() -> Non
         async with AsyncEngine(engine) as front:
             with pytest.raises(StepFailedError, match="slots"):
                 await front.generate([1] * 60, greedy(4))
-            engine.model_runner.token_to_kv_pool.free(held)
+            # the reset has taken them back
             assert (await front.generate([1] * 60, greedy(2))).token_ids == [2, 3]
 
     run(test)

@@ -12,7 +12,7 @@ import torch
 from nanoinfer import LLM, AsyncEngine, Engine, StepFailedError
 from tests.helpers.async_engines import Gate, between_passes, following, gated, in_a_pass, llm_around
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
-from tests.helpers.waiting import Worker, run, until, until_async
+from tests.helpers.waiting import Worker, run, someone_waits, until, until_async
 
 
 def test_calls_of_two_threads_are_in_one_pass() -> None:
@@ -20,7 +20,7 @@ def test_calls_of_two_threads_are_in_one_pass() -> None:
     llm = llm_around(engine)
     first = in_a_pass(llm, gate, [5], greedy(4))
     second = Worker(llm.generate, [[50], [70]], greedy(3))
-    until(lambda: engine.turns.waiting, "a visitor")  # it comes in before the next pass
+    until(lambda: someone_waits(engine), "a visitor")  # it comes in before the next pass
     gate.let_one_through()
     until(lambda: len(llm._calls._calls) == 3)
     gate.open()
@@ -40,7 +40,7 @@ def test_a_failing_logits_processor_of_one_thread_does_not_fail_the_call_of_anot
     llm = llm_around(engine)
     good = in_a_pass(llm, gate, [5], greedy(6))
     bad = Worker(llm.generate, [50], greedy(6, logits_processors=[failing]))
-    until(lambda: engine.turns.waiting, "a visitor")  # its prompt is the next pass, of which the good one is no part
+    until(lambda: someone_waits(engine), "a visitor")  # its prompt is the next pass, of which the good one is no part
     gate.open()
     with pytest.raises((LookupError, StepFailedError)) as raised:
         bad.result()
@@ -55,7 +55,7 @@ def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_c
     llm = llm_around(engine)
     first = in_a_pass(llm, gate, [5], greedy(8))
     second = Worker(llm.generate, [50], greedy(8))
-    until(lambda: engine.turns.waiting, "a visitor")
+    until(lambda: someone_waits(engine), "a visitor")
     gate.error, gate.error_at = LookupError("a broken model"), 3  # both decode in it
     gate.open()
     errors: list[BaseException] = []
@@ -82,7 +82,7 @@ def test_a_call_from_inside_the_engine_is_refused() -> None:
 
     assert llm.generate([5], greedy(2, logits_processors=[calling]))[0].token_ids == [6, 7]
     assert len(answers) == 2
-    with engine.turns.visit(), pytest.raises(RuntimeError):
+    with engine.visit(), pytest.raises(RuntimeError):
         llm.generate([70], greedy(2))
     assert_all_free(engine)
 
@@ -98,7 +98,7 @@ def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[E
     until(lambda: gate.arrivals > before, "a pass")
     (rid,) = engine.open_requests.groups
     pause = Worker(engine.pause, rid)
-    until(lambda: engine.turns.waiting, "a visitor")
+    until(lambda: someone_waits(engine), "a visitor")
     gate.open()
     pause.result()
     assert engine.stats().paused == 1
@@ -122,25 +122,12 @@ def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("call", ["step", "add_request"])
-def test_a_second_thread_that_drives_an_engine_by_hand_is_told_what_to_use(call: str) -> None:
-    engine = make_engine()
-    rid = engine.add_request([5], greedy(2))
-    with pytest.raises(RuntimeError, match=r"LLM.*AsyncEngine"):
-        Worker(engine.step if call == "step" else lambda: engine.add_request([7], greedy(2))).result()
-    assert finish(engine)[rid].token_ids == [6, 7]
-    if call == "add_request":
-        other = Worker(engine.add_request, [7], greedy(2)).result()  # now it may
-        assert Worker(finish, engine).result()[other].token_ids == [8, 9]
-    assert_all_free(engine)
-
-
 def test_a_step_by_hand_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     call = in_a_pass(llm, gate, [5], greedy(3))
     with pytest.raises(RuntimeError, match="LLM"):
-        between_passes(engine, gate, engine.step)
+        engine.step()
     gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert step(engine) == {}
@@ -173,7 +160,7 @@ def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
     caller = in_a_pass(llm, gate, [5], greedy(3))
     (rid,) = llm._calls._calls
     looker = Worker(LOOKS[call], engine, rid)
-    until(lambda: engine.turns.waiting, "a visitor")
+    until(lambda: someone_waits(engine), "a visitor")
     assert looker.is_alive()
     gate.let_one_through()  # steps wait for the looker, who waits for this pass
     result = looker.result()
@@ -230,7 +217,7 @@ def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() 
     (rid,) = llm._calls._calls
     between_passes(engine, gate, engine.pause, rid)
     gate.open()
-    until(lambda: not engine.turns.waiting, "the sleep")
+    until(lambda: not someone_waits(engine), "the sleep")
     engine.resume(rid)
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)
@@ -248,7 +235,7 @@ def test_who_is_in_the_engine_may_shut_it_down_but_not_wait_for_it() -> None:
             with pytest.raises(RuntimeError):
                 await front.visit(ask)
             assert (await front.generate([5], greedy(2))).token_ids == [6, 7]
-        with engine.turns.visit():
+        with engine.visit():
             llm.shutdown()
 
     run(test)
@@ -289,7 +276,7 @@ def test_closing_a_stream_does_not_wait_for_the_pass() -> None:
     llm = llm_around(engine)
     stream = half_read(llm, gate, [5])
     Worker(stream.close).result()  # garbage collection could do this with locks held that the pass needs
-    assert engine.turns.is_computing
+    assert engine._is_changing
     gate.open()
     until(lambda: not llm._calls._calls, "the end of the request")
     assert engine.stats().aborted == 1
@@ -332,7 +319,7 @@ def test_streams_that_are_collected_in_the_middle_of_a_turn_are_closed_after_it(
 
     monkeypatch.setattr(owner, name, collecting)
     {"pass": engine.step, "abort": engine.abort_all, "submit": lambda: engine.add_request([70], greedy(1))}[where]()
-    assert not llm._calls._calls
+    until(lambda: not llm._calls._calls, "the end of the other")
     outputs = finish(engine)
     assert where == "abort" or outputs[rid].token_ids == [51, 52, 53]
     assert_all_free(engine)

@@ -3,69 +3,97 @@
 Any moment, any number of threads: the soak's `exits`.
 """
 
-import json
 import os
-import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from nanoinfer import EngineClosedError
 from tests.helpers.async_engines import gated, in_a_pass, llm_around
 from tests.helpers.engines import assert_all_free, greedy
 from tests.helpers.tiny_llm import make_llm_model
-from tests.helpers.waiting import HANG_S, Worker, until
-from tests.threads.exit_scenes import CODES, SCENES
+from tests.helpers.waiting import HANG_S
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+BEGIN = """
+import asyncio, atexit, signal, sys, threading
+from nanoinfer import LLM, AsyncEngine, EngineClosedError, SamplingParams
 
+llm = LLM(sys.argv[1], max_total_tokens=256, max_running_requests=4, max_context_len=128)
+params = SamplingParams(max_new_tokens=100, temperature=0.0, ignore_eos=True)
+begun = threading.Event()
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int | None, str]]:
-    """By scene: the return code, and what was printed."""
-    folder = tmp_path_factory.mktemp("exit")
-    make_llm_model(folder)
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.threads.exit_scenes", str(folder)]
-    done = subprocess.run([*command, str(folder / "ends.json")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "ends.json").read_text())
+def call_on_and_on():
+    while True:
+        for piece in llm.stream([1, 2, 3], params):
+            begun.set()
+
+def daemon(function):
+    threading.Thread(target=function, daemon=True).start()
+
+"""
+SCENES: dict[str, tuple[int, str]] = {
+    "an LLM that was never used": (0, ""),
+    "an idle LLM": (0, "llm.generate([1, 2], params)"),
+    "calls of daemon threads": (0, "daemon(call_on_and_on); daemon(call_on_and_on); begun.wait()"),
+    "sys.exit during a call": (3, "daemon(call_on_and_on); begun.wait(); sys.exit(3)"),
+    "an exception during a call": (1, "daemon(call_on_and_on); begun.wait(); raise ValueError('on purpose')"),
+    "Ctrl-C in a call": (
+        -2,
+        "daemon(lambda: (begun.wait(), signal.raise_signal(signal.SIGINT)))\ncall_on_and_on()",
+    ),
+    "a stream that is half read": (0, "stream = llm.stream([1, 2], params)\nnext(stream)"),
+    "an event loop that was run": (
+        0,
+        "engine = AsyncEngine(llm)\n"
+        "async def main():\n"
+        "    global stream\n"
+        "    stream = await engine.add([1, 2], params)\n"
+        "    await anext(stream)\n"
+        "asyncio.run(main())",
+    ),
+    "an exit function that calls": (
+        0,
+        "def late():\n"
+        "    try:\n"
+        "        llm.generate([1, 2], params)\n"
+        "    except EngineClosedError:\n"
+        "        pass\n"
+        "atexit.register(late)\nllm.generate([1, 2], params)",
+    ),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_process_ends_cleanly(ends: dict[str, tuple[int | None, str]], scene: str) -> None:
-    code, said = ends[scene]
-    assert code == CODES.get(scene, 0), said
-    if scene.startswith("exception"):
-        assert said.endswith("ValueError: on purpose\n")
-    elif scene.startswith("KeyboardInterrupt"):
-        assert said.endswith("KeyboardInterrupt\n")
-    else:
-        assert said == ""
+def test_a_process_ends_cleanly(tmp_path: Path, scene: str) -> None:
+    make_llm_model(tmp_path)
+    code, script = SCENES[scene]
+    command = [sys.executable, "-X", "faulthandler", "-c", BEGIN + script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == code, done.stderr
+    last = {1: "ValueError: on purpose\n", -2: "KeyboardInterrupt\n"}.get(code, "")
+    assert done.stderr.endswith(last), done.stderr
+    assert last or not done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_process_forked_while_another_thread_makes_a_pass_can_use_the_engine() -> None:
+def test_the_engine_of_a_forked_process_refuses() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     call = in_a_pass(llm, gate, [5], greedy(3))
-
-    def let_pass() -> None:
-        until(lambda: engine.turns.waiting, "a fork that waits for the pass to end")
-        gate.open()
-
-    opener = Worker(let_pass)
     child = os.fork()
     if child == 0:
-        signal.alarm(int(HANG_S))
-        code = 1
-        try:
-            code = 0 if llm.generate([70], greedy(2))[0].token_ids == [71, 72] else 2
-            engine.check_integrity()
-            code = code if len(engine.loop.request_ids()) + engine.stats().running == 0 else 3
-        finally:
-            os._exit(code)
+        refused = 0
+        for use in (lambda: llm.generate([70], greedy(2)), engine.step, engine.stats, lambda: engine.add_request([7])):
+            try:
+                use()
+            except EngineClosedError:
+                refused += 1
+        os._exit(0 if refused == 4 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    opener.result()
+    gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)

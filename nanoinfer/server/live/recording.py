@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.requests.token_text import token_text, whole_characters
-from nanoinfer.requests.tokenizer import REPLACEMENT
+from nanoinfer.requests.tokenizer import REPLACEMENT, token_text, whole_characters
 from nanoinfer.trace import file
 from nanoinfer.trace.data import tokens_in
 from nanoinfer.trace.events import BatchEntry, TraceEvent, TraceRequest

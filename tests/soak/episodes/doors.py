@@ -58,29 +58,6 @@ class Visitors(Crowd):
                     assert self.is_over
                     return
 
-    def pause_own(self, job: Job) -> None:
-        """A stream whose reader pauses its request is told so, instead of waiting for itself. (A thread that pauses
-        others' requests may resume this one.)"""
-        engine, tokens, last = self.llm.engine, list[int](), None
-        try:
-            for piece in self.llm.stream(job.sent[0], job.params[0]):
-                if last is None and engine.is_unfinished(piece.request_id):
-                    _or_gone(engine.pause, piece.request_id)
-                tokens += piece.token_ids if piece.index == 0 else []
-                last = piece
-        except QueueFullError:
-            self.counts["refused"] += 1
-            return
-        except self.failures:
-            self.counts["step failed"] += 1
-            return
-        except RuntimeError as error:
-            if ALL_PAUSED not in str(error):
-                raise
-            self.counts["waits for itself refused"] += 1
-        assert last is not None
-        assert tokens == job.wanted[0][0][: len(tokens)], "a wrong token"
-
     def pause_others(self, seed: int, others: int) -> None:
         """Requests of all doors, until only `others` threads like this one are left."""
         rng, engine = np.random.default_rng(seed), self.llm.engine
@@ -324,8 +301,6 @@ def run_episode(
             visitors.start(visitors.do, of_one)
         for of_loop in loops:
             visitors.start(visitors.run_loop, of_loop, int(rng.integers(2**31)))
-        if rng.random() < 0.5:
-            visitors.start(lambda: [visitors.pause_own(job) for job in callers[0][:3]])
         for _ in range(meddlers):
             visitors.start(visitors.meddle, int(rng.integers(2**31)), meddlers + pausers)
         for _ in range(pausers):

@@ -15,7 +15,7 @@ from nanoinfer import (
     SamplingParams,
 )
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
-from tests.helpers.waiting import Paced, Worker, until
+from tests.helpers.waiting import Paced, Worker, someone_waits, until
 
 
 def with_clock(**options: Any) -> tuple[Engine, Clock]:
@@ -188,7 +188,7 @@ def test_streams_that_are_being_read_end_with_a_shutdown() -> None:
     next(stream)
     paced.arrival()
     ending = Worker(llm.shutdown)
-    until(lambda: llm.engine.turns.waiting, "the shutdown")
+    until(lambda: someone_waits(llm.engine), "the shutdown")
     paced.open()
     ending.result()
     assert list(stream)[-1].finish_reason == "abort"

@@ -15,7 +15,7 @@ from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, S
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.checkpoints import greedy as transformers_greedy
 from tests.helpers.interrupts import InterruptedModel
-from tests.helpers.waiting import Paced, Worker, until
+from tests.helpers.waiting import Paced, Worker, someone_waits, until
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -300,7 +300,7 @@ def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> Non
     next(stream)
     paced.arrival()
     other = Worker(llm.generate, "The dog", greedy(6))
-    until(lambda: llm.engine.turns.waiting, "the other call")
+    until(lambda: someone_waits(llm.engine), "the other call")
     stream.close()  # type: ignore[attr-defined]
     paced.open()
     assert len(other.result()[0].token_ids) == 6
@@ -331,7 +331,7 @@ def test_a_stream_whose_request_is_aborted_ends_and_says_so(llm: LLM) -> None:
     rid = next(stream).request_id
     paced.arrival()
     abort = Worker(llm.engine.abort, rid)
-    until(lambda: llm.engine.turns.waiting, "who aborts")
+    until(lambda: someone_waits(llm.engine), "who aborts")
     paced.open()
     assert abort.result().token_ids
     assert list(stream)[-1].finish_reason == "abort"

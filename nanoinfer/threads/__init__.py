@@ -1,1 +1,0 @@
-"""Threads, signals, forks and the end of the process: who may be in an engine when, and what may interrupt it."""
