@@ -1,6 +1,7 @@
 """check and attempt: what an exercise's cells call."""
 
 import linecache
+import logging
 import re
 import warnings
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -13,6 +14,7 @@ from notebooks.course.exercises import Exercise, Given, find
 from notebooks.course.expectations import CannotBeRead, Hint, NotWritten
 
 _STUB = re.compile(r"(?:exercise (\d+\.\d+))?")  # the message of a stub; nbgrader's stub has none
+_logger = logging.getLogger("nanoinfer.engine")
 
 
 def check(id: str, namespace: Mapping[str, Any]) -> None:
@@ -59,18 +61,20 @@ class attempt:
     """`with attempt("5.1"):` runs its block; where that needs an exercise that is not written yet, prints one line.
 
     Every other exception passes through: it comes from the student's code, and its traceback shows where. To one
-    that asks for an unknown attribute a note is added, which names the attribute that was meant.
+    that asks for an unknown attribute a note is added, which names the attribute that was meant. What the engine logs about
+    an exception meanwhile says the same, so it is not shown.
     """
 
     def __init__(self, id: str):
         self.id = id
 
     def __enter__(self) -> None:
-        return None
+        self._was_disabled, _logger.disabled = _logger.disabled, True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        _logger.disabled = self._was_disabled
         stub = _STUB.fullmatch(str(error)) if isinstance(error, NotImplementedError) else None
         if stub is None:
             if error is not None and (meant := name_meant(error)):

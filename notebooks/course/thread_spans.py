@@ -33,12 +33,12 @@ def thread_spans(engine: Engine) -> Iterator[list[Span]]:
         return call
 
     asyncio.Handle._run = timed(run, COROUTINES)  # type: ignore[method-assign]
-    engine.step = timed(engine.step, STEP)  # type: ignore[method-assign]
+    engine.make_step = timed(engine.make_step, STEP)  # type: ignore[method-assign]
     try:
         yield spans
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]
-        del engine.step
+        del engine.make_step
 
 
 def joined(spans: list[Span], gap_s: float) -> list[Span]:
