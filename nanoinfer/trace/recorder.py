@@ -156,6 +156,7 @@ class Recorder:
         watched: list[tuple[Any, str, Call]] = [
             (engine, "around_step", self._around_step),
             (engine, "submit_all", self._on_submit),
+            (engine, "_reset", self._on_reset),
             (scheduler, "schedule", self._on_schedule),
             (scheduler, "end", self._on_end),
             (scheduler, "pause", self._on_pause),
@@ -292,6 +293,11 @@ class Recorder:
                 if req.finished:
                     self._see(req)
                     self._note_end(req, reason.value if error is None else "error")
+
+    def _on_reset(self, reset: Call, error: BaseException) -> None:
+        reset(error)
+        for req in list(self._seen):
+            self._note_end(req, "error")
 
     def _on_pause(self, pause: Call, req: Req) -> None:
         known = req in self._engine.scheduler.paused

@@ -25,7 +25,7 @@ def test_steps_and_callbacks_are_noted_with_their_threads_and_put_back() -> None
     assert "MainThread" in callbacks, "other event loops of this process may be there as well"
     assert all(start <= end for _, _, start, end in spans)
     assert asyncio.Handle._run is run
-    assert "step" not in vars(llm.engine)
+    assert "make_step" not in vars(llm.engine)
 
 
 def test_what_was_changed_is_put_back_after_an_error_too() -> None:
@@ -33,4 +33,4 @@ def test_what_was_changed_is_put_back_after_an_error_too() -> None:
     with pytest.raises(KeyError), thread_spans(llm.engine):
         raise KeyError
     assert asyncio.Handle._run is run
-    assert "step" not in vars(llm.engine)
+    assert "make_step" not in vars(llm.engine)

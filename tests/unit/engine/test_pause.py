@@ -155,20 +155,6 @@ def test_a_paused_request_ends_at_its_deadline_though_nothing_else_is_left() -> 
     assert_all_free(engine)
 
 
-def test_reading_a_stream_that_this_thread_has_paused_raises() -> None:
-    engine, gate = gated(open_at_once=False)
-    stream = llm_around(engine).stream([5, 6], greedy(8))
-    gate.let_one_through()
-    first = next(stream)
-    other = between_passes(engine, gate, engine.add_request, [7, 8], greedy(3))
-    between_passes(engine, gate, engine.pause, first.request_id)
-    gate.open()
-    with pytest.raises(RuntimeError, match="paused"):
-        list(stream)
-    assert finish(engine)[other].finish_reason == "length"
-    assert_all_free(engine)
-
-
 def test_an_async_engine_is_made_of_an_engine_with_paused_requests() -> None:
     engine = make_engine()
     paused = engine.add_request([5], greedy(2))
