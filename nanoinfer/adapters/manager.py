@@ -70,7 +70,8 @@ class Adapters(Mapping[str, Adapter]):
             raise AdapterError(f"adapter {name!r}: this name is the base model's; choose another")
         self._check_room(name)
         folder = bundled_adapter(path) or path
-        adapter = Adapter(name, Path(folder), read_adapter(folder, self._network))
+        parts = read_adapter(folder, self._network)
+        adapter = Adapter(name, Path(folder), parts)
         with self._adding:
             self._check_room(name)  # again: another thread may have loaded one meanwhile
             self._loaded[name] = adapter

@@ -43,6 +43,9 @@ class Loop(Protocol):
     def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
         """Hand out updates to the clients of their requests; returns the outputs of requests that were added by hand."""
 
+    def post_soon(self, command: Callable[[], object]) -> None:
+        """Run `command` between two steps, if there is a thread. May be called at any time."""
+
     def wake(self) -> None:
         """Look whether there is work. May be called at any time."""
 
@@ -327,12 +330,17 @@ class EngineUpkeep:
             if self._block_feed is None:
                 storey = self.cache.storey
                 below = {} if storey is None else {"below": storey.tell}
-                self._block_feed = BlockFeed(self.radix_cache, event_block_size, visit=self.visit, **below)
+                self._block_feed = BlockFeed(self.radix_cache, event_block_size, self._soon, self.visit, **below)
                 self.after_change.append(self._block_feed.cut)
             elif self._block_feed.event_block_size != event_block_size:
                 size = self._block_feed.event_block_size
                 raise ValueError(f"event_block_size={event_block_size}: must be {size}, as when the feed was started")
             return self._block_feed
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        """For what threads of files change while no step is made; never waits. Other changes call `after_change`."""
+        if self.loop is not None and not self.is_mine:
+            self.loop.post_soon(function)
 
     def abort_all(self, error: BaseException | None = None) -> list[RequestOutput]:
         """End every request now; returns their last outputs, and outputs that `step` has not delivered yet.

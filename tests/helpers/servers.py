@@ -127,7 +127,7 @@ def queued(engine: Engine, count: int) -> bool:
 def let_in(server: Running, gate: Gate, engine: Engine, count: int) -> None:
     """Let the passes through after which the engine adds requests, until `count` of them are queued and the next pass
     waits: only when one has been posted, for each pass brings those that run nearer to their end."""
-    commands = server.service.engine._door.loop._commands
+    commands = server.service.engine._client.loop._commands
     while not queued(engine, count):
         until(lambda: queued(engine, count) or (in_a_pass(engine) and commands.qsize()))
         if not queued(engine, count):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-HANG_S = 15.0  # whoever waits so long waits for ever
+HANG_S = 120.0  # whoever waits so long waits for ever
 PAUSE_S = 0.001  # between two looks
 
 T = TypeVar("T")

@@ -1,6 +1,5 @@
 """Captured decode passes: the same bits as the passes they were recorded from, for any batch, on memory of their own."""
 
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -164,26 +163,6 @@ def test_forward_hooks_are_called_in_every_pass_while_there_are_any(checkpoint: 
     hook.remove()
     some.captured(passes)
     assert not passes.reason
-
-
-def test_signal_handlers_wait_while_a_pass_is_recorded(checkpoint: Checkpoint):
-    runner, seen = make_runner(checkpoint("llama")), []
-    some, captured = Sequences(runner, 2), CapturedPass(runner, 2)
-
-    def compute() -> tuple[torch.Tensor, ...]:
-        signal.raise_signal(signal.SIGUSR1)
-        seen.append("computing")
-        return (runner.run(captured.input_ids, captured.metadata).logits,)
-
-    captured._compute = compute
-    captured.fill(some.batch())
-    earlier = signal.signal(signal.SIGUSR1, lambda *_: seen.append(torch.ones(2).sum().item()))
-    try:
-        logits = captured.run()[0].clone()
-    finally:
-        signal.signal(signal.SIGUSR1, earlier)
-    assert seen == ["computing", 2.0]
-    assert torch.equal(logits, some.eager())
 
 
 def test_a_layer_that_reads_the_batch_is_not_recorded_because_a_replay_would_not_see_the_next_one(

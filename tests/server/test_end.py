@@ -101,7 +101,7 @@ def test_a_request_that_is_aborted_from_inside_is_told_why(ends: bool, status: i
             until(lambda: server.service.drain.is_draining)
         doors = server.service.engine
         aborts = threads.submit(server.call, doors.abort(generation.streams[0].request_id))  # type: ignore[attr-defined]
-        until(lambda: aborts.done() or doors._door.loop._commands.qsize())  # type: ignore[attr-defined]
+        until(lambda: aborts.done() or doors._client.loop._commands.qsize())  # type: ignore[attr-defined]
         gate.open()
         aborts.result()
         assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (status, code)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 # A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
 # those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
 ROOMS = (
-    ("errors device registry threads version", "what needs nothing else of the package"),
+    ("errors device registry version", "what needs nothing else of the package"),
     ("kernels", "a model's arithmetic"),
     ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
     ("cache", "slots, rows and the radix tree"),
@@ -31,7 +31,7 @@ ROOMS = (
     ("sampling", "from logits to tokens"),
     ("scheduling", "which requests are in the next pass, and their batch"),
     ("drafting", "several tokens per request from one pass"),
-    ("engine", "the step: schedule, forward, sample, process; signals, deadlines and failures around it"),
+    ("engine", "the step: schedule, forward, sample, process; threads, deadlines and failures around it"),
     ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
     ("viz", "pictures: they draw what they are given"),
     ("trace", "watches an engine; pictures of a run"),

@@ -1,7 +1,6 @@
 """Adapters of an engine: loaded and unloaded by name, all or nothing, refused by name, never mixed up in the cache."""
 
 import re
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from nanoinfer import LLM, AsyncEngine
-from nanoinfer.adapters import peft_files
 from nanoinfer.errors import AdapterError, InvalidRequestError
 from nanoinfer.model.layers.low_rank import RANKS, CppLowRank
 from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
 from tests.helpers.adapters import MIXED, NAMES, PARAMS, PROMPTS, Name, outputs, save_adapter, three_adapters
-from tests.helpers.interrupts import raising
 from tests.helpers.kernels import need_cpp
 from tests.helpers.waiting import run
 
@@ -221,43 +217,6 @@ def llm(checkpoint: Callable[..., Path]) -> LLM:
 def folder(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = load_model(checkpoint("llama"), kernels="torch").model
     return save_adapter(tmp_path_factory.mktemp("adapter") / "one", network)
-
-
-class InterruptedFile:
-    """A file of safetensors, and a signal that arrives as its method `at` is called."""
-
-    at = ""
-
-    def __init__(self, *args: Any, **options: Any):
-        self._file = safe_open(*args, **options)
-
-    def __enter__(self) -> "InterruptedFile":
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> Any:
-        return self.__getattr__("__exit__")(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self.at:
-            signal.raise_signal(signal.SIGUSR1)
-        return getattr(self._file, name)
-
-
-@pytest.mark.parametrize("kind", [TimeoutError, ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("at", ["keys", "get_slice", "get_tensor", "__exit__"])
-def test_what_a_handler_raises_comes_out_as_it_is_and_nothing_is_loaded(
-    kind: type[BaseException], at: str, llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, raising(signal.SIGUSR1, kind):
-        patch.setattr(InterruptedFile, "at", at)
-        patch.setattr(peft_files, "safe_open", InterruptedFile)
-        with pytest.raises(kind, match=r"^SIGUSR1$") as caught:
-            llm.load_adapter("one", folder)
-    assert type(caught.value) is kind
-    assert not llm.adapters
-    llm.load_adapter("one", folder)  # the name is free
-    llm.unload_adapter("one")
 
 
 @pytest.mark.cpu

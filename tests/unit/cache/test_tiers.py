@@ -76,7 +76,7 @@ def test_an_engine_counts_what_is_stored_and_fetched_and_flushes_both() -> None:
     assert len(storey.index) == 32, "and it goes on"
 
 
-def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_copy_back_fails_the_engine_resets_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with()
     storey = storey_of(engine)
     serve(engine, FIRST)
@@ -94,10 +94,11 @@ def test_when_a_copy_back_fails_the_step_raises_and_no_slot_is_lost(monkeypatch:
         engine.step()
     engine.check_integrity()
     failing.append(False)
-    while engine.has_unfinished():
-        engine.step()
-        engine.check_integrity()
-    assert storey.fetched_tokens == 32
+    (output,) = engine.step()
+    assert isinstance(output.error, OSError)
+    for prompt, fetched in ((FIRST, 0), (SECOND, 0), (FIRST, 32)):
+        serve(engine, prompt)
+        assert storey.fetched_tokens == fetched, "host memory was emptied, and it goes on"
     assert_all_free(engine)
 
 

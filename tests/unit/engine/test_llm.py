@@ -168,7 +168,7 @@ def test_a_keyboard_interrupt_ends_all_prompts_of_the_call_and_the_next_call_wor
         patch.setattr(runner, "model", InterruptedModel(runner.model, at=3))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, greedy(), use_tqdm=False)
-    assert not llm.engine.has_unfinished()
+    until(lambda: not llm.engine.has_unfinished(), "their end")
     llm.engine.check_integrity()
     assert [len(output.token_ids) for output in llm.generate(prompts, greedy(), use_tqdm=False)] == [8] * 6
 
@@ -304,8 +304,8 @@ def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> Non
     stream.close()  # type: ignore[attr-defined]
     paced.open()
     assert len(other.result()[0].token_ids) == 6
+    until(lambda: not llm.engine.has_unfinished(), "its end")
     assert llm.engine.stats()["aborted"] == aborted + 1
-    assert not llm.engine.has_unfinished()
 
 
 def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
@@ -314,7 +314,7 @@ def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
         assert llm.engine.is_unfinished(piece.request_id)
         break
     paced.open()
-    assert not llm.engine.has_unfinished()
+    until(lambda: not llm.engine.has_unfinished(), "its end")
     assert llm.engine.stats()["aborted"] == aborted + 1
 
 
@@ -363,6 +363,7 @@ def test_an_interrupted_stream_leaves_nothing_behind(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     paced.open()
     assert list(stream) == []
+    until(lambda: not llm.engine.has_unfinished(), "its end")
     assert llm.engine.stats()["aborted"] == aborted + 1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanoinfer import AsyncEngine, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
-from tests.helpers.async_engines import between_passes, gated, llm_around, run
+from tests.helpers.async_engines import run
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import A, B, C, FakeServer
 
