@@ -87,7 +87,8 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
             elif what == "abort" and engine.open_requests.groups:
                 engine.abort(int(rng.choice(list(engine.open_requests.groups))))
             elif what in ("pause", "resume") and engine.open_requests.groups:
-                getattr(engine, what)(int(rng.choice(list(engine.open_requests.groups))))
+                paused = [req.request_id for req in engine.scheduler.paused] if what == "resume" else []
+                getattr(engine, what)(int(rng.choice(sorted(paused) or list(engine.open_requests.groups))))
             elif what == "flush":
                 engine.flush_cache()
             elif what == "split":
