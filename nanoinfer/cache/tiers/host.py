@@ -7,6 +7,7 @@
 What comes back has the bits that it had, so the tokens are those of an engine with a larger pool.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
@@ -23,6 +24,8 @@ from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver, path_to
 from nanoinfer.requests.req import Req
+
+logger = logging.getLogger(__name__)
 
 SMALLEST_BLOCK = 16  # tokens: fewer would make the index large, and copying slow
 
@@ -58,9 +61,12 @@ class HostTier(TreeObserver):
             positions, slots = self.index.add(tokens, key, len(tokens) - len(leaf))
             if positions.size:
                 self.memory.store(np.concatenate([node.value for node in path])[positions], slots)
-        except BaseException:
+        except BaseException as error:
             self.index.clear()  # some blocks may have slots without their K/V
-            raise
+            if not isinstance(error, Exception):
+                raise
+            logger.exception("host memory could not keep what the pool evicts, and begins anew")
+            return
         self.stored_tokens += len(positions)
 
     def fetch(self, req: Req) -> dict[str, tuple[int, int]]:

@@ -18,6 +18,7 @@ import numpy as np
 from nanoinfer import LLM, QueueFullError, StreamPiece
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, check_outputs, random_job, words
+from tests.helpers.waiting import until
 
 SECONDS = 120  # in which the threads of an episode must have ended
 REFUSED = "this engine's own thread is serving requests"  # what a step by hand may be told
@@ -155,8 +156,7 @@ class Crowd:
         """Nothing is left of any request."""
         gc.collect()
         engine = self.llm.engine
-        engine.stats()  # what was dropped ends with this turn, at the latest
-        assert not engine.loop.request_ids(), f"requests left: {engine.loop.request_ids()}"
+        until(lambda: not engine.loop.request_ids(), "the end of what was dropped")
         assert not self.llm._calls._calls, f"calls left: {self.llm._calls._calls}"
         assert not engine.has_unfinished()
         assert not engine.open_requests.groups

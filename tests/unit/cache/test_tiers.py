@@ -76,6 +76,25 @@ def test_an_engine_counts_what_is_stored_and_fetched_and_flushes_both() -> None:
     assert len(storey.index) == 32, "and it goes on"
 
 
+def test_host_memory_that_cannot_keep_something_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with()
+    storey = storey_of(engine)
+    serve(engine, FIRST)
+
+    def fail(*args: Any) -> None:
+        raise OSError("the bus broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storey.memory, "store", fail)
+        serve(engine, SECOND)
+    assert len(storey.index) == 0
+    engine.check_integrity()
+    serve(engine, FIRST)
+    (output,) = serve(engine, SECOND)
+    assert output.cached_tokens_by_tier["host"] == 32, "it goes on"
+    assert_all_free(engine)
+
+
 def test_when_a_copy_back_fails_the_engine_resets_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with()
     storey = storey_of(engine)
