@@ -23,7 +23,7 @@ class Letters:
     def __init__(self, engine: Engine, free: bool):
         self.core, self._free, self._passes = engine, free, threading.Semaphore(0)
         self._sent: list[Worker] = []
-        self._step, engine.step = engine.step, self._step_if_let  # type: ignore[method-assign]
+        self._step, engine.make_step = engine.make_step, self._step_if_let  # type: ignore[method-assign]
         self.passes = 0
 
     def _step_if_let(self) -> list[RequestOutput]:
