@@ -104,6 +104,10 @@ class EngineLoop:
         if thread is not None and thread is not threading.current_thread() and not self._engine.is_mine:
             thread.join()
 
+    def close_runner(self) -> None:
+        """End what the model's passes need, once the thread has ended."""
+        self._engine.model_runner.close()
+
     def request_ids(self) -> set[int]:
         """The requests of clients that have not ended. May be called at any time."""
         return {*list(self._clients)}
@@ -249,7 +253,8 @@ _loops: "weakref.WeakSet[EngineLoop]" = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """At exit, no thread may be inside compiled code any more."""
+    """At exit, no thread may be inside compiled code any more, and the processes of a split model end."""
     for loop in list(_loops):
         with suppress(EngineClosedError):  # in a forked process, which has no such thread
             loop.end()
+            loop.close_runner()

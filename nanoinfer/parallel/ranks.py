@@ -103,7 +103,9 @@ class Ranks:
         self.size = communicator.shard.size
         self.broken: BaseException | None = None
         self._owner, self._is_closed = os.getpid(), False
-        self._finalizer = weakref.finalize(self, members.end, False)
+        weakref.finalize(
+            self, members.end, False
+        ).atexit = False  # at exit, the engine's loop closes it, after the last pass
 
     @classmethod
     def start(cls, size: int) -> "Ranks":

@@ -25,9 +25,12 @@ params = SamplingParams(max_new_tokens=100, temperature=0.0, ignore_eos=True)
 begun = threading.Event()
 
 def call_on_and_on():
-    while True:
-        for piece in llm.stream([1, 2, 3], params):
-            begun.set()
+    try:
+        while True:
+            for piece in llm.stream([1, 2, 3], params):
+                begun.set()
+    except EngineClosedError:
+        pass  # Python is exiting
 
 def daemon(function):
     threading.Thread(target=function, daemon=True).start()

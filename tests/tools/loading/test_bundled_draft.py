@@ -42,6 +42,11 @@ def acceptance() -> Iterator[ModuleType]:
     yield from import_script("acceptance")
 
 
+@pytest.fixture(scope="module")
+def train_draft() -> Iterator[ModuleType]:
+    yield from import_script("train_draft")
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
