@@ -154,7 +154,7 @@ class Engine(EngineUpkeep):
     def has_unfinished(self) -> bool:
         """True while `step()` has something to do or to deliver."""
         with self.visit():
-            return bool(self.open_requests) or self.has_work()
+            return bool(self.open_requests) or self.has_work() or self._unsettled is not None
 
     def has_work(self) -> bool:
         """True while a step would compute or end something. A paused request is no work until its deadline."""

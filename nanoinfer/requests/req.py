@@ -152,7 +152,7 @@ class Req:
         if self.detokenizer is not None:
             try:
                 self.text += self.detokenizer.add(token_id, may_stop, stopped)
-            except BaseException as error:  # tokenizers written in Rust raise some that are not Exceptions
+            except Exception as error:
                 self.end(FinishReason.ABORT, error)
                 return
             stopped = stopped or self.detokenizer.stopped
@@ -163,7 +163,7 @@ class Req:
         if stopped or self.num_output_tokens == self.params.max_new_tokens:
             try:
                 self.finish(FinishReason.STOP if stopped else FinishReason.LENGTH)
-            except BaseException as error:  # as above
+            except Exception as error:
                 self.end(FinishReason.ABORT, error)
 
     def _end_without_token(self) -> None:
@@ -177,13 +177,11 @@ class Req:
         self.end(FinishReason.ABORT, NoTokenAllowedError(f"request {self.request_id}: {why}"))
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End the request from outside. `error`: what ended it. Never raises: if the tokenizer fails, its error is kept
-        in `error`.
-        """
+        """End the request from outside. `error`: what ended it. If the tokenizer fails, its error is kept in `error`."""
         self.error = error
         try:
             self.finish(reason)
-        except BaseException as flush_error:  # tokenizers written in Rust raise some that are not Exceptions
+        except Exception as flush_error:
             self.error = error or flush_error
         finally:
             self.finish_reason = reason

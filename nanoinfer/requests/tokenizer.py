@@ -65,21 +65,27 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:  # lone surrogates
             raise ValueError("is text that cannot be encoded as UTF-8") from error
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # what a tokenizer written in Rust raises when it fails
+            if not _is_panic(error):
                 raise
             raise ValueError(f"the tokenizer fails on this text: {error}") from error
 
     def decode(self, token_ids: TokenIds, skip_special_tokens: bool = True) -> str:
-        """Text of token ids, without special tokens unless `skip_special_tokens=False`.
+        """Text of token ids, without special tokens unless `skip_special_tokens=False`. ValueError when a tokenizer written
+        in Rust fails.
 
         Optimisation: a tokenizer in Rust is asked directly if transformers would add nothing to its answer, because what
         transformers does before it asks takes longer than the answer.
         """
-        if self._decodes_itself and isinstance(token_ids, list) and all(type(token) is int for token in token_ids):
-            return self.hf_tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return self.hf_tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        try:
+            if self._decodes_itself and isinstance(token_ids, list) and all(type(token) is int for token in token_ids):
+                return self.hf_tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return self.hf_tokenizer.decode(
+                token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise ValueError(f"the tokenizer fails on these tokens: {error}") from error
 
     def encode_chat(
         self, messages: Messages, template_kwargs: Mapping[str, Any] | None = None, max_tokens: int | None = None
@@ -107,6 +113,11 @@ def check_length(text: str, max_tokens: int | None, tokenizer: Any, name: str = 
             f"tokens of at most {longest} characters)",
             name,
         )
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether code written in Rust has failed. What it raises then is no Exception, and is known by its name only."""
+    return type(error).__name__ == "PanicException"
 
 
 def _has_plain_decode(hf_tokenizer: Any) -> bool:

@@ -278,7 +278,7 @@ class World:
 
         def one_bad_decode(*args: Any) -> str:
             if next(good_decodes, None) is None:
-                panic()
+                error()
             return WordTokenizer.decode(tokenizer, *args)
 
         def error(*args: Any) -> None:
@@ -301,7 +301,7 @@ class World:
             "insert": (engine.radix_cache, "insert", panic),
             "collect": (engine.open_requests, "collect", error),
             "fetch": (pool, "_pack", error),
-            "decode": (tokenizer, "decode", panic),
+            "decode": (tokenizer, "decode", error),
             "one decode": (tokenizer, "decode", one_bad_decode),
             "processor": (_nothing, "fault", panic),
             "panic in the sampler": (engine.sampler, "sample", panic),

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -94,10 +95,10 @@ def test_a_reset_that_is_cut_short_is_completed_by_whoever_comes_next(monkeypatc
     once(monkeypatch, engine.cache, "clear", lambda: fail(Interrupted("Ctrl-C")))
     with pytest.raises(Interrupted):
         engine.step()
-    other = engine.add_request([50], greedy(2))
     outputs = finish(engine)
     assert isinstance(outputs[rid].error, LookupError)
-    assert outputs[other].token_ids == [51, 52]
+    other = engine.add_request([50], greedy(2))
+    assert finish(engine)[other].token_ids == [51, 52]
     assert_all_free(engine)
 
 
@@ -147,23 +148,23 @@ def test_a_reset_ends_the_calls_of_all_threads_with_the_error(monkeypatch: pytes
     assert_all_free(engine)
 
 
-def test_what_is_no_exception_from_the_tokenizer_ends_its_requests_and_the_engine_goes_on(
+def test_a_tokenizer_that_fails_ends_its_request_and_one_that_is_interrupted_resets_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a panic of a tokenizer written in Rust."""
     engine = make_engine()
     assert engine.builder.tokenizer is not None
-    rid = engine.add_request([65, 66], greedy(3))
-    waiting = engine.add_request([70], greedy(3), timeout_s=1000.0)
-    step(engine)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.builder.tokenizer, "decode", lambda *args, **kwargs: fail(Interrupted("panicked")))
-        outputs = step(engine)
-    assert {outputs[i].finish_reason for i in (rid, waiting)} == {"abort"}
-    assert all(isinstance(outputs[i].error, Interrupted) for i in (rid, waiting))
-    healthy = engine.add_request([65], greedy(2))
-    assert finish(engine)[healthy].finish_reason == "length"
-    assert_all_free(engine)
+    for error in (ValueError("the tokenizer fails"), Interrupted("Ctrl-C")):
+        rid, waiting = engine.add_request([65, 66], greedy(3)), engine.add_request([70], greedy(3), timeout_s=1000.0)
+        step(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.builder.tokenizer, "decode", lambda *args, error=error, **kwargs: fail(error))
+            with pytest.raises(Interrupted) if isinstance(error, Interrupted) else nullcontext():
+                finish(engine)
+        outputs = finish(engine)
+        assert isinstance(error, ValueError) or {outputs[i].error for i in (rid, waiting)} == {error}
+        healthy = engine.add_request([65], greedy(2))
+        assert finish(engine)[healthy].finish_reason == "length"
+        assert_all_free(engine)
 
 
 # --- calls from inside a pass ------------------------------------------------------------------------------------

@@ -367,9 +367,14 @@ def test_a_panic_in_the_tokenizer_refuses_the_text_and_an_interrupt_interrupts(e
         def __call__(self, text: str, **options: Any) -> Any:
             raise error
 
+        def decode(self, token_ids: list[int], **options: Any) -> Any:
+            raise error
+
     builder = RequestBuilder(100, (), Tokenizer(Broken()))
     expected = InvalidRequestError if isinstance(error, PanicException) else KeyboardInterrupt
     with pytest.raises(expected) as caught:
         builder.prompt_ids("abc")
+    with pytest.raises(ValueError if isinstance(error, PanicException) else KeyboardInterrupt):
+        Tokenizer(Broken()).decode([1])
     if isinstance(error, PanicException):
         assert "prompt: the tokenizer fails on this text: no such byte" in str(caught.value)
