@@ -13,6 +13,7 @@ from tests.soak.wire import get, parts_of, post, post_bytes
 from tests.soak.wishes import GUEST, RESIDENTS
 
 AT_ONCE = 50  # connections
+LONGEST_EVENT = 16 << 20  # bytes; the first one has all that the engine holds
 WAITS = 120  # seconds, until a client takes the server for hung
 
 
@@ -47,7 +48,7 @@ class Guests:
     async def watch(self) -> None:
         """Watch as the live page does, leave, and come again. At the end it must be told."""
         while not self.is_ending:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=LONGEST_EVENT)
             writer.write(b"GET /live/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             leaves_at, seen = time.monotonic() + self.rng.uniform(1, 20), 0
             with suppress(ConnectionError):
