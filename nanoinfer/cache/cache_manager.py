@@ -128,12 +128,8 @@ class CacheManager:
         """Take back the row, the lock and the slots of a request that ends, or that is retracted or paused.
 
         Slots with computed K/V go to the tree, in whole pages, so that later requests find them. The free list gets the
-        rest: duplicates of what the tree already has, an incomplete last page, and slots that were never filled. A
-        request that was admitted but has no row yet, because building its pass failed, only gives back its lock.
+        rest: duplicates of what the tree already has, an incomplete last page, and slots that were never filled.
         """
-        if req.req_pool_idx is None:
-            self.unlock_prefix(req)
-            return
         row, tree = self.rows[req.req_pool_idx], self.radix_cache
         if tree.disable:
             unused = row[: req.allocated_len].copy()

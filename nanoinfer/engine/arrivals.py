@@ -69,6 +69,8 @@ class Arrivals:
         return new_matcher, max(request.timeout_s - (self._clock() - began), 0.0)
 
     def _find_adapter(self, request: Request) -> Adapter | None:
+        if request.adapter is None:
+            return None
         try:
             return self._adapters.find(request.adapter)
         except AdapterError as error:

@@ -203,7 +203,8 @@ class Engine(EngineUpkeep):
     def _passes(self) -> list[Update]:
         with self.around_step():
             started = self._clock()
-            self.end(self.open_requests.overdue(started), FinishReason.TIMEOUT, "timed_out")
+            if overdue := self.open_requests.overdue(started):
+                self.end(overdue, FinishReason.TIMEOUT, "timed_out")
             goes_on = True
             while goes_on:  # for several passes only with num_scheduler_steps > 1
                 retractions, output_tokens = self.scheduler.retractions, self.scheduler.output_tokens
@@ -250,7 +251,8 @@ class Engine(EngineUpkeep):
 
     def _sample(self, batch: Batch, output: LogitsOutput) -> tuple[list[int], list[dict[int, float] | None]]:
         """The next token of each of `batch.choosing`, and the log-probabilities that they want."""
-        gather_prompt_logprobs(batch, output)
+        if output.prompt_logprobs is not None:
+            gather_prompt_logprobs(batch, output)
         reqs = batch.choosing
         if not reqs:
             return [], []

@@ -7,8 +7,8 @@ from nanoinfer.scheduling.batch import Batch
 def gather_prompt_logprobs(batch: Batch, output: LogitsOutput) -> None:
     """Hand the log-probabilities of the prompt tokens in this pass, and of the likeliest tokens at their positions, to the
     requests that want them. The logits of a request's last token predict the first token of its next chunk."""
-    if output.prompt_logprobs is None or batch.prefix_lens is None:
-        return
+    assert output.prompt_logprobs is not None
+    assert batch.prefix_lens is not None
     values = output.prompt_logprobs.float().cpu().split(batch.new_lens.tolist())
     for i, (req, start) in enumerate(zip(batch.reqs, batch.prefix_lens.tolist(), strict=True)):
         if req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:

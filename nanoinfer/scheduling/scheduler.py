@@ -9,9 +9,8 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import FinishReason, Req
 from nanoinfer.scheduling.adapter_turns import AdapterTurns
-from nanoinfer.scheduling.admission import Admission, PrefillBudget, PrefixLock, Verdict
+from nanoinfer.scheduling.admission import Admission, Blocked, PrefillBudget, PrefixLock, Verdict
 from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.reasons_to_wait import Blocked
 from nanoinfer.scheduling.retraction import NewTokenRatio, first_to_retract
 from nanoinfer.scheduling.waiting_queue import WaitingQueue
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.requests.req import Req
-from nanoinfer.scheduling import reasons_to_wait
+from nanoinfer.scheduling import admission
 from tests.helpers.adapters import NAMES, Name, alone, outputs, three_adapters
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import FakeServer, admissions, expected_output
@@ -136,7 +136,7 @@ CONFIGURATIONS += [  # some of them in groups of decode passes
 @pytest.mark.parametrize("seed", range(len(CONFIGURATIONS)))
 def test_scheduling_never_changes_tokens_nor_loses_a_slot(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each configuration, with requests of its own; in half of them, two tokens are worth waiting for."""
-    monkeypatch.setattr(reasons_to_wait, "WORTH_WAITING_FOR", (reasons_to_wait.WORTH_WAITING_FOR, 2)[seed // 2 % 2])
+    monkeypatch.setattr(admission, "WORTH_WAITING_FOR", (admission.WORTH_WAITING_FOR, 2)[seed // 2 % 2])
     serve_at_random(CONFIGURATIONS[seed], seed, num_requests=50)
 
 
