@@ -130,6 +130,7 @@ class CacheManager:
         Slots with computed K/V go to the tree, in whole pages, so that later requests find them. The free list gets the
         rest: duplicates of what the tree already has, an incomplete last page, and slots that were never filled.
         """
+        assert req.req_pool_idx is not None
         row, tree = self.rows[req.req_pool_idx], self.radix_cache
         if tree.disable:
             unused = row[: req.allocated_len].copy()
