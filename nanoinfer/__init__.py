@@ -1,4 +1,4 @@
-"""nanoinfer: an SGLang-style LLM inference engine to read: nanoinfer/README.md lists the files of its core, in order."""
+"""nanoinfer: an SGLang-style LLM inference engine to read: notebooks/handbook/architecture.md lists its core in order."""
 
 from importlib import import_module
 from importlib.util import find_spec

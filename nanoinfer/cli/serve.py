@@ -25,8 +25,7 @@ NEED_REPLICAS = ("ray_address", "max_replicas", "policy", "costs", "threads")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
-        "Serves a model with OpenAI's protocol (see nanoinfer/README.md). Ctrl-C or SIGTERM: requests that are being "
-        "served are finished first."
+        "Serves a model with OpenAI's protocol. Ctrl-C or SIGTERM: requests that are being served are finished first."
     )
     parser.add_argument(
         "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (story)"

@@ -1,4 +1,4 @@
-"""The reading list of nanoinfer/README.md names all that a request passes through on the plain path."""
+"""The reading list of the architecture page names all that a request passes through on the plain path."""
 
 import re
 import sys
@@ -13,6 +13,7 @@ from tests.helpers.imports import read_imports
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "nanoinfer"
+PAGE = ROOT / "notebooks" / "handbook" / "architecture.md"
 PLAIN: dict[str, Any] = {
     "capture": False,
     "kernels": "torch",
@@ -29,12 +30,12 @@ def section(text: str, title: str) -> str:
 
 def listed() -> list[str]:
     """The files of the table, in order."""
-    return re.findall(r"^\| `([\w/]+\.py)` \|", section((PACKAGE / "README.md").read_text(), "What to read"), re.M)
+    return re.findall(r"^\| `([\w/]+\.py)` \|", section(PAGE.read_text(), "What to read"), re.M)
 
 
 def named() -> set[str]:
     """All files that the section mentions."""
-    return set(re.findall(r"`([\w/]+\.py)`", section((PACKAGE / "README.md").read_text(), "What to read")))
+    return set(re.findall(r"`([\w/]+\.py)`", section(PAGE.read_text(), "What to read")))
 
 
 @contextmanager

@@ -1,23 +1,21 @@
-"""The Python code in the READMEs runs, their links lead somewhere, and the animation can be drawn again."""
+"""The Python code in README and handbook runs, their links lead somewhere, and the animation can be drawn again."""
 
 import re
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
-from inspect import getsource
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 from PIL import ImageColor
 
 from nanoinfer import registry
-from nanoinfer.engine.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
 
 ROOT = Path(__file__).parent.parent.parent
-READMES = ("README.md", "nanoinfer/README.md", "notebooks/README.md", "data/README.md", "data/bench/README.md")
-TESTED = ("README.md", "nanoinfer/README.md")
+HANDBOOK = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "notebooks" / "handbook").glob("*.md"))]
+TESTED = ("README.md", *HANDBOOK)
+READMES = (*TESTED, "notebooks/README.md", "data/README.md", "data/bench/README.md", "tests/README.md")
 BLOCKS = [
     pytest.param(code, id=f"{name}, block {number}")
     for name in TESTED
@@ -61,16 +59,12 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
         ]
 
 
-def test_files_that_the_guide_to_the_package_names_exist() -> None:
-    package = ROOT / "nanoinfer"
-    names = set(re.findall(r"(?<![\w./])((?:\w+/)*\w+(?:\.py|/))(?![\w*])", (package / "README.md").read_text()))
-    assert [name for name in sorted(names) if not (package / name).exists() and not (ROOT / name).exists()] == []
-
-
-def test_the_pass_that_the_guide_prints_is_the_engines() -> None:
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "nanoinfer" / "README.md").read_text(), re.DOTALL)
-    (printed,) = [block for block in blocks if block.startswith("def _one_pass")]
-    assert printed == dedent(getsource(Engine._one_pass))
+@pytest.mark.parametrize("page", TESTED[1:])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    names = set(re.findall(r"`((?:\w+/)*\w+(?:\.py|/))`", (ROOT / page).read_text()))
+    assert [
+        name for name in sorted(names) if not (ROOT / "nanoinfer" / name).exists() and not (ROOT / name).exists()
+    ] == []
 
 
 @pytest.mark.slow

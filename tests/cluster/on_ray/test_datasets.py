@@ -153,7 +153,7 @@ def test_a_second_start_does_what_is_missing(nodes: Any, given: Any, wanted: Any
 def test_the_example_of_the_guide_runs(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = Path(__file__).parent.parent.parent.parent / "nanoinfer" / "README.md"
+    guide = Path(__file__).parent.parent.parent.parent / "notebooks" / "handbook" / "cluster.md"
     (code,) = re.findall(r"```python3\n(.*?)```", guide.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "the guide's example", "exec"), {"__name__": "__main__"})
