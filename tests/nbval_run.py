@@ -1,7 +1,6 @@
 """Run a notebook by nbval, as a command: in a kernel of its own, its text outputs compared with those in the file. For
 that command this module is also a plugin, which lets a busy machine take its time."""
 
-import copy
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from notebooks.build import kernel_environment
-from notebooks.tools.files import ROOT, read, write
+from notebooks.tools.files import ROOT, add_tag, read, write
 from notebooks.tools.student import exercise_ids
 from tests.helpers.waiting import HANG_S
 
@@ -55,26 +54,20 @@ def pytest_configure() -> None:
     RunningKernel.await_reply = patient
 
 
-def then_solved(notebook: dict[str, Any], solution: dict[str, Any]) -> dict[str, Any]:
-    """The cells of a student's `notebook`, behind them those of its `solution` from the first exercise to the last check.
+def nbval_then_solved(path: Path, solution: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `nbval`, for a student's notebook with its solution behind it, from the first exercise to the last check; both are
+    put together in `folder`.
 
     What the second part prints is not compared, but none of it may raise unless the solution itself says so: it is what
     somebody runs who has run the whole notebook first and solves the exercises then.
     """
-    cells = solution["cells"]
+    both, cells = read(path), read(solution)["cells"]
     exercises = [i for i, cell in enumerate(cells) if exercise_ids(cell, "exercise")]
     checks = [i for i, cell in enumerate(cells) if exercise_ids(cell, "check")]
-    both = copy.deepcopy(notebook)
-    for cell in copy.deepcopy(cells[exercises[0] : checks[-1] + 1]):
+    for cell in cells[exercises[0] : checks[-1] + 1]:
         if cell["cell_type"] == "code":
-            cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "nbval-ignore-output"]
+            add_tag(cell, "nbval-ignore-output")
             cell["id"] = f"solved-{cell['id']}"
             both["cells"].append(cell)
-    return both
-
-
-def nbval_then_solved(path: Path, solution: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """As `nbval`, for `path` with `solution` behind it, as `then_solved` puts them together in `folder`."""
-    both = folder / path.name
-    write(both, then_solved(read(path), read(solution)))
-    return nbval(both)
+    write(folder / path.name, both)
+    return nbval(folder / path.name)

@@ -266,6 +266,12 @@ class TestExtend:
             assert namespace["Thing"]().count() == answer
             assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
 
+    def test_what_is_no_class_or_no_member_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="the class to extend"):
+            extend(3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="isn't a function"):
+            extend(type("Thing", (), {}))(3)
+
 
 class TestLimited:
     """with limited(...): a loop without an end becomes a hint, whatever it catches, and nothing stays behind."""
