@@ -11,6 +11,7 @@ keeps their outputs. It is enough after a change to the package that changes no 
 import argparse
 import ast
 import copy
+import json
 import os
 import sys
 import tempfile
@@ -161,14 +162,14 @@ def execute(notebook: dict[str, Any], name: str, folder: Path, root: Path, timeo
         raise NotebookError(f"{name}, cell {running}: took more than {timeout} s") from None
     except DeadKernelError:
         raise NotebookError(f"{name}, cell {running}: its kernel died") from None
-    result: dict[str, Any] = copy.deepcopy(dict(notebook))
+    result: dict[str, Any] = copy.deepcopy(notebook)
     for cell, done in zip(result["cells"], executed["cells"], strict=True):
         if cell["cell_type"] == "code":
-            cell["outputs"] = [_plain(output) for output in done["outputs"]]
+            cell["outputs"] = json.loads(json.dumps(done["outputs"]))  # as plain dictionaries
     return result
 
 
-def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
+def kernel_environment(root: Path, folder: str) -> dict[str, str]:
     """This process's environment, with nanoinfer from the checkout and nothing from the network; with `folder`, which may
     be empty, in place of the user's configuration of IPython and Jupyter and their kernels.
 
@@ -176,9 +177,8 @@ def kernel_environment(root: Path, folder: str | None = None) -> dict[str, str]:
     """
     path = os.pathsep.join(part for part in (str(root), os.environ.get("PYTHONPATH")) if part)
     environment = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore:IProgress not found"}
-    if folder is not None:
-        environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_PATH"), folder)
-    return {**os.environ, **environment}
+    folders = dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_PATH"), folder)
+    return {**os.environ, **environment, **folders}
 
 
 def selected(names: list[str], root: Path = ROOT) -> list[Path]:
@@ -195,13 +195,6 @@ def selected(names: list[str], root: Path = ROOT) -> list[Path]:
             raise ValueError(f"there is no notebook {name!r}: there are {there}")
         chosen += [path for path in found if path not in chosen]
     return chosen
-
-
-def _plain(value: Any) -> Any:
-    """nbformat's dictionaries as plain ones."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def main(arguments: list[str] | None = None) -> int:

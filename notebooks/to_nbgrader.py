@@ -61,32 +61,23 @@ def _dashed(id: str) -> str:
     return id.replace(".", "-")
 
 
-def export(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Write the course into `folder`; the notebooks written. An existing nbgrader_config.py is left alone."""
-    written = []
-    for source in sources(root):
-        if source.parent.name == "solutions":
-            notebook = nbgrader_notebook(read(source), source.stem)
-            target = folder / "source" / source.stem / source.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write(target, notebook)
-            written.append(target)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "nbgrader_config.py").exists():
-        (folder / "nbgrader_config.py").write_text(CONFIG)
-    return written
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.to_nbgrader", description=__doc__.split("\n", 1)[0])
     parser.add_argument("outdir", type=Path, help="the course's folder; made where it is not there")
-    options = parser.parse_args(arguments)
-    try:
-        for path in export(options.outdir):
-            print(path)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
+    folder: Path = parser.parse_args(arguments).outdir
+    for source in sources(ROOT):
+        if source.parent.name == "solutions":
+            try:
+                notebook = nbgrader_notebook(read(source), source.stem)
+            except ValueError as error:
+                print(error, file=sys.stderr)
+                return 1
+            target = folder / "source" / source.stem / source.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write(target, notebook)
+            print(target)
+    if not (folder / "nbgrader_config.py").exists():
+        (folder / "nbgrader_config.py").write_text(CONFIG)
     return 0
 
 

@@ -75,10 +75,3 @@ def save(folder: Path, name: str, content: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / name, content)
     return folder / name
-
-
-def save_checks(folder: Path) -> Path:
-    """Write nb90.py into `folder`; returns the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "nb90.py").write_text(CHECKS)
-    return folder

@@ -166,6 +166,7 @@ def test_notebooks_are_chosen_by_number_name_or_path(root: Path) -> None:
     first = save(root / "notebooks", "00_start.ipynb", notebook())
     solution = save(root / "notebooks" / "solutions", "04_pools.ipynb", notebook())
     demo = save(root / "notebooks" / "demos", "chat.ipynb", notebook())
+    save(root / "notebooks", "04_pools.ipynb", notebook())  # generated from the solutions, so it is no source
     assert selected([], root) == [first, solution, demo]
     assert selected(["04", "04_pools", "notebooks/04_pools.ipynb"], root) == [solution]
     assert selected(["demos/chat", "00"], root) == [demo, first]

@@ -1,10 +1,13 @@
-"""The notebooks as committed: they run, say the same again, and their exercises can be solved and cannot be skipped.
+"""The notebooks as committed: they run, say the same again, their exercises can be solved and cannot be skipped, and their
+links lead somewhere.
 
 Every notebook runs once, by nbval; in the same kernel its exercises are solved afterwards, as by a student who ran it all
 first. That a stub fails needs no run of its own: the committed notebook says so, and nbval compares what it says.
 """
 
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -18,27 +21,25 @@ from tests.nbval_run import nbval, nbval_then_solved
 SOURCES = sources(ROOT)
 BUILT = [built_path(source) for source in SOURCES]
 SOLUTIONS = [source for source in SOURCES if source.parent.name == "solutions"]
+PAGES = [
+    ROOT / page
+    for page in ("README.md", "notebooks/README.md", "notebooks/glossary.md", "notebooks/explorables/README.md")
+]
+FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?^ {0,3}\1\s*$", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:href|src)=[\"']([^\"']+)[\"']")
+OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # https:, mailto:, data:
 
 # Those that take longest, the longest first: of several processes none then ends long after the others.
 LONG = ["16", "12", "17", "13", "14", "04", "03"]
 
 
 def every(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=lambda path: str(path.relative_to(ROOT / "notebooks")))
+    return pytest.mark.parametrize("path", paths, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def every_run(paths: list[Path]) -> pytest.MarkDecorator:
-    """As `every`, the longest first, and each in whichever process is free."""
-    order = {number: place for place, number in enumerate(LONG)}
-    ordered = sorted(paths, key=lambda path: order.get(path.name[:2], len(LONG)))
-    runs = []
-    for path in ordered:
-        id = str(path.relative_to(ROOT / "notebooks"))
-        runs.append(pytest.param(path, id=id, marks=pytest.mark.slow))
-    return pytest.mark.parametrize("path", runs)
-
-
-@every_run(BUILT)
+@pytest.mark.slow
+@every(sorted(BUILT, key=lambda path: (*LONG, path.name[:2]).index(path.name[:2])))
 def test_a_notebook_runs_says_what_it_said_and_can_be_solved_then(path: Path, tmp_path: Path) -> None:
     solution = path.parent / "solutions" / path.name
     done = nbval_then_solved(path, solution, tmp_path) if solution in SOLUTIONS else nbval(path)
@@ -94,3 +95,42 @@ def test_the_series_is_complete() -> None:
 def test_no_notebook_is_without_a_source() -> None:
     stray = set((ROOT / "notebooks").glob("**/*.ipynb")) - set(SOURCES) - set(BUILT)
     assert not {path for path in stray if ".ipynb_checkpoints" not in path.parts}
+
+
+def text_of(path: Path) -> str:
+    """A page, or the markdown cells of a notebook, without blocks of code."""
+    if path.suffix != ".ipynb":
+        return FENCED.sub("", path.read_text(encoding="utf-8"))
+    cells = [source_of(cell) for cell in read(path)["cells"] if cell["cell_type"] == "markdown"]
+    return FENCED.sub("", "\n\n".join(cells))
+
+
+def anchors(path: Path) -> set[str]:
+    """What may follow `#` after a file's name: a heading as Jupyter or as GitHub names it."""
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", title) for title in HEADING.findall(text_of(path))]
+    if path.suffix == ".ipynb":
+        return {re.sub(r"\s", "-", title) for title in titles}
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path, text: str) -> list[str]:
+    broken = []
+    for match in LINK.finditer(re.sub(r"`[^`\n]*`", "", text)):
+        link = match[1] or match[2]
+        name, _, anchor = unquote(link).partition("#")
+        target = (path.parent / name).resolve() if name else path
+        there = target.exists() and (not anchor or target.suffix not in (".md", ".ipynb") or anchor in anchors(target))
+        if not OUTSIDE.match(link) and not there:
+            broken.append(link)
+    return broken
+
+
+@every([*BUILT, *PAGES])
+def test_links_lead_somewhere(path: Path) -> None:
+    assert broken_links(path, text_of(path)) == []
+
+
+def test_links_that_lead_nowhere_are_found() -> None:
+    path = ROOT / "notebooks" / "README.md"
+    text = "[a](README.md#the-series) [b](#To-grade) [c](https://no.where) [d](no.md) `[e](no.md)` ![f](g.png)"
+    assert broken_links(path, text) == ["#To-grade", "no.md", "g.png"]

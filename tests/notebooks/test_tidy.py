@@ -21,12 +21,17 @@ def test_cells_and_metadata() -> None:
     assert "version" not in content["metadata"]["language_info"]
 
 
-def test_outputs() -> None:
-    def printed(name: str, text: str) -> dict[str, Any]:
-        return {"output_type": "stream", "name": name, "text": text}
+def printed(text: str | list[str], name: str = "stdout") -> dict[str, Any]:
+    return {"output_type": "stream", "name": name, "text": text}
 
+
+def shown(mime: str, data: object) -> dict[str, Any]:
+    return {"output_type": "display_data", "data": {mime: data}, "metadata": {}}
+
+
+def test_outputs() -> None:
     content = notebook(markdown("m"), code("x"), code("y"))
-    content["cells"][1]["outputs"] = [printed("stdout", "a\n"), printed("stdout", "b"), printed("stderr", "c")]
+    content["cells"][1]["outputs"] = [printed("a\n"), printed("b"), printed("c", "stderr")]
     content["cells"][2]["outputs"] = [
         {"output_type": "execute_result", "execution_count": 9, "metadata": {}, "data": {"text/plain": "1\n2"}},
         {"output_type": "error", "ename": "Hint", "evalue": "why", "traceback": ["\x1b[0m", "File /x/y.py"]},
@@ -43,33 +48,13 @@ def test_outputs() -> None:
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ({"output_type": "stream", "name": "stdout", "text": f"in {ROOT}/data"}, "absolute path"),
-        (
-            {"output_type": "stream", "name": "stdout", "text": ["/usr/lib/python3/", "site-packages/x"]},
-            "absolute path",
-        ),
-        ({"output_type": "stream", "name": "stderr", "text": "Warning"}, "writes to stderr"),
-        ({"output_type": "stream", "name": "stdout", "text": "<Req object at 0x7f1261124a40>"}, "memory address"),
-        (
-            {
-                "output_type": "stream",
-                "name": "stdout",
-                "text": ["a\n", "Not on this machine: its kernels are torch\n"],
-            },
-            "build it where its kernels run",
-        ),
-        (
-            {"output_type": "display_data", "data": {"text/html": f"<a href='{ROOT}/a'>"}, "metadata": {}},
-            "absolute",
-        ),
-        (
-            {
-                "output_type": "display_data",
-                "data": {"application/vnd.jupyter.widget-view+json": {}},
-                "metadata": {},
-            },
-            "widget",
-        ),
+        (printed(f"in {ROOT}/data"), "absolute path"),
+        (printed(["/usr/lib/python3/", "site-packages/x"]), "absolute path"),
+        (shown("text/html", f"<a href='{ROOT}/a'>"), "absolute"),
+        (printed("Warning", "stderr"), "writes to stderr"),
+        (printed("<Req object at 0x7f1261124a40>"), "memory address"),
+        (printed(["a\n", "Not on this machine: its kernels are torch\n"]), "build it where its kernels run"),
+        (shown("application/vnd.jupyter.widget-view+json", {}), "widget"),
     ],
 )
 def test_what_must_not_be_committed(output: dict[str, Any], said: str) -> None:
@@ -83,5 +68,5 @@ def test_what_must_not_be_committed(output: dict[str, Any], said: str) -> None:
 
 def test_a_line_that_only_mentions_the_machine_is_no_problem() -> None:
     content = notebook(code("x"))
-    content["cells"][0]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "It is Not on this machine"}]
+    content["cells"][0]["outputs"] = [printed("It is Not on this machine")]
     assert output_problems(content, "a") == []

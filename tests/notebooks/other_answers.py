@@ -1,0 +1,178 @@
+"""Right answers to the exercises that go another way than the notebooks' solutions."""
+
+OTHERS: list[tuple[str, str]] = [
+    ("3.4",
+     "def decode_attention(q, keys, values):\n    group = len(q) // keys.shape[1]\n"
+     "    heads = [h // group for h in range(len(q))]\n"
+     "    scores = torch.stack([keys[:, kv] @ q[h] for h, kv in enumerate(heads)]) / q.shape[1] ** 0.5\n"
+     "    return torch.stack([row.softmax(0) @ values[:, kv] for row, kv in zip(scores, heads)])"),
+    ("4.2",
+     "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
+     "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
+     "    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)\n"
+     "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
+     "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
+     "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
+    ("6.3",
+     "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
+     "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
+    ("12.2",
+     "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
+     "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
+     "    return max(1, ceil(weights * weight_bytes / bandwidth / gap)) if gap > 0 else None\n"),
+    ("12.2",
+     "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
+     "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
+     "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
+     "        n += 1\n    return n\n"),
+    ("12.5",
+     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
+     "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
+     "weight.tensor_split(parts, 1))])"),
+    ("12.5",
+     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
+     "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
+    ("12.5",
+     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
+     "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
+     "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
+     "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
+    ("13.2",
+     "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
+     "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
+     "        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n    return y"),
+    ("13.4",
+     "def cache_key(adapter, extra_key):\n    return (-1 if adapter is None else adapter.id), extra_key\n"),
+    ("14.1",
+     "def lookup(tokens, shortest, count):\n    best = []\n    size = 0\n    for at in range(1, len(tokens)):\n"
+     "        n = 0\n        while n < at and tokens[at - 1 - n] == tokens[-1 - n]:\n            n += 1\n"
+     "        if n >= max(size, shortest, 1):\n            best, size = tokens[at : at + count], n\n"
+     "    return best\n"),
+    ("14.2",
+     "def counted(drafts, sampled, end):\n"
+     "    right = next((i for i, (a, b) in enumerate(zip(drafts, sampled)) if a != b), len(drafts))\n"
+     "    found = list(sampled[: right + 1])\n"
+     "    return found[: found.index(end) + 1] if end in found else found\n"),
+    ("14.3",
+     "def expected_tokens(p, k):\n    return k + 1 if p == 1 else (1 - p ** (k + 1)) / (1 - p)\n\n"
+     "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
+     "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
+     "1] + 1e-12:\n            best = k\n    return best\n"),
+    ("14.4",
+     "def decode_rows(rows, starts, ends):\n    counts = np.array(ends) - starts\n"
+     "    lens = np.concatenate([np.arange(s + 1, e + 1) for s, e in zip(starts, ends)])\n"
+     "    return np.repeat(rows, counts).tolist(), lens.tolist()\n"),
+    ("15.1",
+     "def mask_of(arrows, accepting, state, tokens, end):\n    def walk(at, text):\n"
+     "        return at if at is None or not text else walk(arrows.get((at, text[0])), text[1:])\n"
+     "    mask = [text != '' and walk(state, text) is not None for text in tokens]\n"
+     "    mask[end] = state in accepting\n    return np.array(mask)"),
+    ("15.3",
+     "def apply_bits(scores, rows, masks):\n    V = scores.shape[1]\n    if len(rows):\n"
+     "        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder='little', count=V)\n"
+     "        scores[rows] = scores[rows].masked_fill(torch.from_numpy(bits == 0), -torch.inf)"),
+    ("15.4",
+     "def forced(bits_of, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
+     "        row = bits_of(state).view(np.uint32)\n"
+     "        ids = [32 * w + b for w in range(len(row)) for b in range(32) if int(row[w]) >> b & 1]\n"
+     "        if ids == [end] or len(ids) != 1:\n            return found\n        found += ids\n"
+     "        state = after(state, ids[0])\n    return found"),
+    ("16.1",
+     "def events_of(pieces):\n    waiting = b''\n    for piece in pieces:\n        waiting += piece\n"
+     "        while (end := _end(waiting)) is not None:\n"
+     "            event, waiting = waiting[: end[0]], waiting[end[1] :]\n"
+     "            lines = [line.rstrip(b'\\r').decode() for line in event.split(b'\\n')]\n"
+     "            data = [line[6:] if line[5:6] == ' ' else line[5:] for line in lines if line[:5] "
+     "== 'data:']\n            if data:\n                yield '\\n'.join(data)\n\n\ndef _end(waiting):\n"
+     "    at = 0\n    while (stop := waiting.find(b'\\n', at)) >= 0:\n"
+     "        if waiting[at:stop] in (b'', b'\\r'):\n            return at, stop + 1\n        at = stop + 1\n"
+     "    return None"),
+    ("16.2",
+     "import codecs\n\n\ndef texts_of(tokens):\n"
+     "    decoder = codecs.getincrementaldecoder('utf-8')('replace')\n"
+     "    return [decoder.decode(token, i + 1 == len(tokens)) for i, token in enumerate(tokens)]"),
+    ("16.3",
+     "class Bucket:\n    def __init__(self, rate, burst):\n"
+     "        self.rate, self.burst, self.full_at = rate, burst, 0.0\n\n    def admit(self, now, cost):\n"
+     "        if cost > self.burst:\n            raise ValueError(f'{cost} > {self.burst}')\n"
+     "        start = max(self.full_at, now)\n        missing = (start - now) * self.rate + cost - self.burst\n"
+     "        if missing > 0:\n            return ceil(missing / self.rate)\n"
+     "        self.full_at = start + cost / self.rate\n"),
+    ("16.4",
+     "def times_of(arrivals, services, seats):\n    ends = []\n"
+     "    for arrival, service in zip(arrivals, services):\n"
+     "        begin = arrival if len(ends) < seats else max(arrival, sorted(ends)[-seats])\n"
+     "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
+    ("16.5",
+     "import hmac\n\n\ndef is_allowed(given, keys):\n"
+     "    return any([hmac.compare_digest(given, key) for key in keys])"),
+    ("17.1",
+     "import struct\n\n\ndef hashes_of(tokens, size, namespace):\n    if len(tokens) < size:\n"
+     "        return []\n    data = struct.pack(f'<Q{size}q', namespace, *tokens[:size])\n"
+     "    (first,) = struct.unpack('<Q', blake2b(data, digest_size=8).digest())\n"
+     "    return [first, *hashes_of(tokens[size:], size, first)]"),
+    ("17.2",
+     "def best(prompt_tokens, views):\n"
+     "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
+    ("17.3",
+     "def losing_burst():\n    return [(0, i % 2) for i in range(12)]"),
+    ("17.4",
+     "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
+     "    def sent(self, replica, hashes, now):\n"
+     "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
+     "        self.sent_at |= {(replica, block): now for block in hashes}\n\n"
+     "    def matched(self, replica, hashes, held, now):\n        for i, block in enumerate(hashes):\n"
+     "            young = now - self.sent_at.get((replica, block), float('-inf')) <= self.seconds\n"
+     "            if not (young or block in held):\n                return i\n        return len(hashes)\n\n"
+     "    def died(self, replica):\n"
+     "        self.sent_at = {k: at for k, at in self.sent_at.items() if k[0] != replica}\n\n"
+     "    def size(self):\n        return len(self.sent_at)"),
+    ("17.5",
+     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
+     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
+     "    first, group = part * each, query_heads // kv_heads\n"
+     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
+    ("18.1",
+     "def block_table(row, page_size, width):\n    table = []\n    for n in range(0, len(row), page_size):\n"
+     "        part = row[n : n + page_size]\n        for i, slot in enumerate(part):\n"
+     "            if slot != part[0] + i or part[0] % page_size:\n"
+     "                raise ValueError(f'slot {slot} of token {n + i}')\n"
+     "        table.append(part[0] // page_size)\n    if len(table) > width:\n"
+     "        raise ValueError(f'width {width} is less than {len(table)}')\n    while len(table) < width:\n"
+     "        table.append(-1)\n    return table"),
+    ("18.2",
+     "def new_slots(tables, lengths, q_lens, page_size):\n    pairs = []\n    for i in range(len(tables)):\n"
+     "        for n in range(lengths[i])[-q_lens[i]:]:\n            page, offset = divmod(n, page_size)\n"
+     "            row = dict(enumerate(tables[i]))\n            if row.get(page, -1) == -1:\n"
+     "                raise ValueError(f'token {n} of request {i}')\n"
+     "            pairs.append((n, row[page] * page_size + offset))\n"
+     "    return [n for n, _ in pairs], [slot for _, slot in pairs]"),
+    ("18.3",
+     "def advance(state, sampled, block_tables, block_size):\n    for i in range(len(state['seq_lens'])):\n"
+     "        if i >= len(sampled):\n            state['input_tokens'][i] = state['input_positions'][i] = 0\n"
+     "            state['slot_mapping'][i] = -1\n            continue\n        n = int(state['seq_lens'][i])\n"
+     "        state['input_tokens'][i] = sampled[i, 0]\n        state['input_positions'][i] = n\n"
+     "        state['seq_lens'][i] = n + 1\n"
+     "        state['slot_mapping'][i] = block_tables[i, n // block_size] * block_size + n % block_size"),
+    ("18.4",
+     "def tree_mask(parents, context):\n    rows, positions = [], []\n    for node in range(len(parents)):\n"
+     "        path, at = [], node\n        while at >= 0:\n            path.append(at)\n"
+     "            at = parents[at]\n"
+     "        rows.append([True] * context + [n in path for n in range(len(parents))])\n"
+     "        positions.append(context + len(path) - 1)\n    return torch.tensor(rows), positions"),
+    ("19.1",
+     "def fewest_tokens(bytes_per_token, bytes_per_second, begin, compute):\n"
+     "    each = bytes_per_token / bytes_per_second\n    if each >= compute:\n        return None\n    n = 1\n"
+     "    while begin + n * each >= n * compute:\n        n += 1\n    return n"),
+    ("19.2",
+     "def first_to_leave(blocks):\n    for name, _ in sorted(blocks.items(), key=lambda item: item[1][1]):\n"
+     "        if not any(before == name for before, _ in blocks.values()):\n            return name"),
+    ("19.4",
+     "import struct\n\n\ndef read_kv(data, fingerprint, tokens, token_bytes):\n    n = len(tokens)\n"
+     "    if len(data) != 20 + n * (4 + token_bytes) + 32:\n        return None\n"
+     "    if sha256(data[:-32]).digest() != data[-32:]:\n        return None\n"
+     "    name, count = data[:16], int.from_bytes(data[16:20], 'little')\n"
+     "    found = list(struct.unpack(f'<{n}I', data[20 : 20 + 4 * n]))\n"
+     "    same = (name, count, found) == (fingerprint, n, tokens)\n"
+     "    return data[20 + 4 * n : -32] if same else None"),
+]  # fmt: skip
