@@ -134,8 +134,9 @@ def assert_drawn(page: "Chrome", run: Trace) -> None:
         assert got["written"] == sum(entry.end - entry.start for entry in event.batch)
         assert got["nodes"] == len(state.nodes) - 1
         assert got["locked"] == sum(node.lock_ref > 0 for _, node in state.walk())
-        assert got["rows"] == [f"row {row}" for row in sorted(state.rows())]
-        assert got["rowSlots"] == [slots for _, slots in sorted(state.rows().items())]
+        rows = sorted((req.row, state.row_slots(req)) for req in state.running)
+        assert got["rows"] == [f"row {row}" for row, _ in rows]
+        assert got["rowSlots"] == [slots for _, slots in rows]
         assert got["batch"] == [entry.request for entry in event.batch]
         texts = {str(i): "".join(map(chr, req.tokens)) for i, req in state.requests.items()}
         assert got["texts"] == texts
