@@ -19,7 +19,7 @@ OPTIONS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=900,1000"
 )
-LAPTOP, BIG, PHONE, SIDEWAYS = (1366, 768), (1920, 1080), (390, 844), (844, 390)
+LAPTOP, PHONE = (1366, 768), (390, 844)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer.trace import Trace, TraceState, record
+from nanoinfer.trace.player import Player
 from tests.helpers.engines import LetterTokenizer, greedy, make_engine, serve
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -15,6 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import device, press
+from tests.tools.trace.conftest import fetched_from
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -111,8 +113,6 @@ def test_a_verify_shows_its_drafts_and_which_of_them_were_right(browser: "Chrome
     assert "2 of 3 drafts accepted" in card.text
     assert "drafter ngram (up to 3 drafts)" in browser.find_element(By.ID, "run").text
     assert "drafts accepted\n2 of 3" in browser.find_element(By.ID, "counters").text
-    legend = browser.find_element(By.CSS_SELECTOR, "#timeline .legend").text
-    assert "verify" in legend
     lane = browser.find_elements(By.CSS_SELECTOR, "#lanes .track .p-verify")
     assert len(lane) == sum(len(event.batch) for event in trace.events if event.mode == "VERIFY")
     assert browser.get_log("browser") == []
@@ -292,3 +292,26 @@ def test_many_slots_and_unused_ones_are_drawn_in_few_cells(browser: "Chrome", tm
         cells = browser.execute_script("return document.querySelectorAll('.slot').length")
         assert 0.5 * expected <= cells <= 4096
         assert browser.execute_script("return document.querySelectorAll('[data-node]').length") <= 80
+
+
+@pytest.mark.parametrize(("files", "storey", "words"), [(False, "host", "host memory"), (True, "disk", "files")])
+def test_every_part_of_the_page_says_where_tokens_came_from(
+    files: bool, storey: str, words: str, browser: "Chrome", tmp_path: Path
+) -> None:
+    trace, _, _ = fetched_from(files)
+    (fetch_step,) = [event.step for event in trace.events if event.fetched]
+    Player(trace, start=fetch_step).save(tmp_path / "run.html")
+    browser.get((tmp_path / "run.html").as_uri())
+
+    def texts(selector: str) -> list[str]:
+        found: list[Any] = browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector
+        )
+        return found
+
+    assert f"fetches K/V of 32 tokens from {words}" in texts("#sentence")[0]
+    assert f"from {words}32" in texts("#counters div")
+    assert f"32 found, of those 32 from {words}" in texts("#texts .card small")[0]
+    assert len(texts(f"#texts .card .cached.from-{storey}")[0]) == 32
+    assert f"from {words}" in texts("#texts-title .cached")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
