@@ -12,8 +12,7 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import LAPTOP, PHONE, device, drawn, press
+from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, drawn, needs_axe, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
