@@ -9,7 +9,7 @@ const TAIL = 500;
 class Page {
   constructor(trace, replay) {
     Object.assign(this, { trace, replay, engine: trace.engine, state: null, pointed: null });
-    this.grid = { cells: [], columns: 0, shown: 0 };
+    this.grid = { cells: [], group: 0 };
     // What the looks of a request's text mean: those of the storeys behind that of the tree.
     for (const one of document.querySelectorAll("#texts-title .from")) one.remove();
     for (const storey of (this.engine.storeys ?? []).toReversed()) {

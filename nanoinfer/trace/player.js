@@ -113,11 +113,5 @@ $("#run").textContent =
   (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "") +
   (trace.engine.drafter.length ? ` · drafter ${trace.engine.drafter.join(", ")} (up to ${plural(trace.engine.num_draft_tokens, "draft")})` : "");
 page.drawTimeline(0, replay.frames.length);
-new ResizeObserver(() => {
-  if (page.state === null) return;
-  page.layOutSlots();
-  page.drawSlots(page.state);
-  page.followPass();
-}).observe($("#slots .grid"));
 show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
 window.player = { show, play, pause, replay, page, get current() { return current; } };

@@ -38,16 +38,11 @@ class Seen:
 
 
 class Member(NamedTuple):
-    """A request in the current pass, and how many tokens it had before; the others as in its BatchEntry."""
+    """A request in the current pass, how many tokens it had before, and its entry, still without those that it gets."""
 
     req: Req
-    seen: Seen
     num_tokens: int
-    start: int
-    end: int
-    slots: ev.Runs
-    allocated: ev.Runs | None
-    drafts: list[int] | None
+    entry: ev.BatchEntry
 
 
 class Watched:
@@ -214,10 +209,10 @@ class Recorder:
 
     def _finish_pass(self) -> None:
         event, members, self._pass = self._event, self._pass, None
-        for req, seen, num_tokens, start, end, slots, allocated, drafts in members or ():
-            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
-            event.batch.append(ev.BatchEntry(seen.index, start, end, slots, sampled, allocated, drafts))
-            if req not in self._seen:
+        for req, num_tokens, entry in members or ():
+            event.batch.append(entry._replace(tokens=req.token_ids[num_tokens : req.num_tokens].tolist()))
+            seen = self._seen.get(req)
+            if seen is None:
                 continue  # the step has failed, and the request's end is in the event already
             if req.finish_reason is not None:
                 self._note_end(req, req.finish_reason.value)
@@ -274,7 +269,8 @@ class Recorder:
             at += end - start
             allocated = self._newly_allocated(req, seen) if self._allocates_ahead else None
             drafts = req.token_ids[req.num_tokens : end].tolist() if verify else None
-            members.append(Member(req, seen, req.num_tokens, start, end, new_slots, allocated, drafts))
+            entry = ev.BatchEntry(seen.index, start, end, new_slots, [], allocated, drafts)
+            members.append(Member(req, req.num_tokens, entry))
         return members
 
     def _newly_allocated(self, req: Req, seen: Seen) -> ev.Runs:
