@@ -102,16 +102,10 @@ def test_a_verify_shows_its_drafts_and_which_of_them_were_right(browser: "Chrome
     first, second = browser.find_elements(By.CSS_SELECTOR, "#batch tbody tr")
     drafts = {look: [d.text for d in first.find_elements(By.CSS_SELECTOR, f".draft.{look}")] for look in LOOKS}
     assert drafts == {"accepted": ["d", "e"], "rejected": ["a"]}
-    assert first.find_element(By.TAG_NAME, "q").text == "c"
-    assert first.find_element(By.TAG_NAME, "mark").text == "def"
+    assert [row.find_element(By.TAG_NAME, "mark").text for row in (first, second)] == ["def", "s"]
     assert second.find_elements(By.CSS_SELECTOR, ".draft") == []
-    assert second.find_element(By.TAG_NAME, "mark").text == "s"
-    title = browser.find_element(By.CSS_SELECTOR, "#batch h2 small").text
-    assert title == "VERIFY: B = 2, T = 5, 2 of 3 drafts accepted"
-    card = browser.find_element(By.CSS_SELECTOR, "#texts .card[data-request='0']")
-    assert card.find_element(By.CSS_SELECTOR, "mark.new, mark").text == "def"
-    assert "2 of 3 drafts accepted" in card.text
-    assert "drafter ngram (up to 3 drafts)" in browser.find_element(By.ID, "run").text
+    for place in ("#batch h2 small", "#texts .card[data-request='0']"):
+        assert "2 of 3 drafts accepted" in browser.find_element(By.CSS_SELECTOR, place).text
     assert "drafts accepted\n2 of 3" in browser.find_element(By.ID, "counters").text
     lane = browser.find_elements(By.CSS_SELECTOR, "#lanes .track .p-verify")
     assert len(lane) == sum(len(event.batch) for event in trace.events if event.mode == "VERIFY")
@@ -267,18 +261,6 @@ def test_the_page_fits_its_width(page: "Chrome") -> None:
                   return document.documentElement.scrollWidth - document.documentElement.clientWidth;
                 });""")
             assert max(overflows) <= 0, width
-
-
-def test_the_frame_of_a_notebook_shows_the_player(browser: "Chrome", run: Trace, tmp_path: Path) -> None:
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{run.player()._repr_html_()}</body>")
-    browser.get((tmp_path / "notebook.html").as_uri())
-    browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
-    press(browser, Keys.TAB)
-    browser.find_element(By.ID, "forward").click()
-    assert where(browser) == f"step 2 of {len(run)}"
-    assert len(drawn(browser)["slots"]) == 32
-    assert browser.get_log("browser") == []
-    browser.switch_to.default_content()
 
 
 def test_many_slots_and_unused_ones_are_drawn_in_few_cells(browser: "Chrome", tmp_path: Path) -> None:

@@ -86,22 +86,6 @@ def test_the_timeline_shows_the_lanes_of_the_pass(browser: "Chrome", pages: dict
             assert below >= 0, (screen, step)
 
 
-def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
-    browser: "Chrome", pages: dict[str, str]
-) -> None:
-    with device(browser, *LAPTOP):
-        browser.get(pages["long"])
-        where = """
-            const box = document.querySelector("#timeline .lanes");
-            if (arguments[1]) box.scrollTop += arguments[1];
-            player.show(arguments[0]);
-            return box.scrollTop;"""
-        followed = browser.execute_script(where, 150, 0)
-        assert followed > 0
-        assert browser.execute_script(where, 151, 10) == followed + 10
-        assert browser.execute_script(where, 0, 0) == 0, "nothing has arrived yet"
-
-
 # --- what is in view --------------------------------------------------------------------------------------------------
 
 
