@@ -117,7 +117,7 @@ def slots(sheet: Sheet, event: TraceEvent, state: TraceState) -> None:
     looks: list[tuple[Style, str, list[int]]] = [
         (ROLES["tree_locked"], "tree, in use", [s for _, node in state.walk() if node.lock_ref for s in node.value]),
         (ROLES["tree"], "tree", [s for _, node in state.walk() if not node.lock_ref for s in node.value]),
-        *((owner_style(name, i), name, taken) for i, (name, taken) in enumerate(state.owners().items())),
+        *((owner_style(req.name, i), req.name, req.slots) for i, req in enumerate(state.running)),
     ]
     styles = {slot: style for style, _, taken in looks for slot in taken}
     written = {slot for entry in event.batch for slot in from_runs(entry.slots)}

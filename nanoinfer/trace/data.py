@@ -1,35 +1,27 @@
-"""TraceData: what a trace contains (requests, events, texts), and the state after any step, rebuilt from it."""
+"""TraceData: what a trace contains (requests, events, texts), the state after any step, and its file.
 
+A trace's file is JSON, format "nanoinfer trace", version 3:
+
+    {"format": ..., "version": ..., "engine": {...}, "texts": {token id: text}, "pieces": {request: {position: text}},
+     "requests": [TraceRequest, ...], "events": [TraceEvent, ...]}
+
+Empty fields are left out. The same run gives the same file, except for the times in it.
+"""
+
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from nanoinfer.engine.engine import Engine
-from nanoinfer.requests.req import Req
 from nanoinfer.requests.tokenizer import REPLACEMENT, whole_characters
 from nanoinfer.trace import events as ev
 from nanoinfer.trace.events import TraceEvent, TraceRequest
 from nanoinfer.trace.state import TraceState
 
-ENGINE_FIELDS = (
-    "max_total_tokens",
-    "max_running_requests",
-    "max_context_len",
-    "page_size",
-    "schedule_policy",
-    "eviction_policy",
-    "chunked_prefill_size",
-    "disable_radix_cache",
-    "drafter",
-    "num_draft_tokens",
-)
+HEAD = {"format": "nanoinfer trace", "version": 3}
+BAD = (TypeError, LookupError, ValueError, AttributeError, RuntimeError, AssertionError)  # what a wrong entry causes
+T = TypeVar("T", bound="TraceData")
 Decode = Callable[[Sequence[int]], str]
-
-
-def engine_fields(engine: Engine) -> dict[str, Any]:
-    """What a trace's `engine` says. `storeys` only if there are any below the pool: `["host"]` or `["host", "disk"]`."""
-    config, host = engine.config, engine.cache.storey
-    fields = {name: getattr(config, name) for name in ENGINE_FIELDS} | {"drafter": list(config.drafters)}
-    return fields if host is None else fields | {"storeys": ["host"] if host.below is None else ["host", "disk"]}
 
 
 class Writer(Protocol):
@@ -45,8 +37,8 @@ class Writer(Protocol):
 class TraceData:
     """A run of an engine: `requests` and `events`, from which its state after any step can be rebuilt.
 
-    Everything that reads a trace (sentences, files, pictures, the player) takes this class. Users call Trace, which adds a
-    method for each of these.
+    Everything that reads a trace (sentences, pictures, the player) takes this class. Users call Trace, which adds a method
+    for each of these.
 
     - `engine`: the fields of EngineConfig that matter for reading the trace. `requests`: in order of arrival.
     - `events`: first one (START) for the state in which the trace began, then one TraceEvent per step, and one wherever
@@ -108,6 +100,10 @@ class TraceData:
         pieces, tokens = self.pieces.get(request, {}), self.state().requests[request].tokens
         return "".join(pieces.get(i, self.texts.get(token, "")) for i, token in enumerate(tokens))
 
+    def add_event(self, event: TraceEvent) -> None:
+        self._events.append(event)
+        self.num_steps += event.is_step
+
     # --- a step, and the state after it --------------------------------------------------------------------------
 
     def step(self, number: int) -> TraceEvent:
@@ -142,35 +138,52 @@ class TraceData:
             raise ValueError(f"step={number}: must be in {lowest}..{self.num_steps}, the steps of this trace")
         return wanted
 
-    # --- how a recorder or a file fills it -----------------------------------------------------------------------
+    # --- its file ------------------------------------------------------------------------------------------------
 
-    def add_request(self, req: Req, completion: int, time: float) -> None:
-        """Add a request of the engine that is not in the trace yet."""
-        before = self.requests[-1] if self.requests else None
-        if before is not None and before.request_id == req.request_id:
-            prompt = before.prompt  # completions of one request share it
-        else:
-            prompt = req.token_ids[: req.prompt_len].tolist()
-        request = TraceRequest(
-            name=f"request {req.request_id}" + (f" ({completion + 1})" if completion else ""),
-            request_id=req.request_id,
-            completion=completion,
-            prompt=prompt,
-            max_new_tokens=req.params.max_new_tokens,
-            time=time,
-            extra_key=None if req.extra_key is None else repr(req.extra_key),
-            outputs=req.output_ids,
-            cached_tokens=req.cached_tokens,
-            admitted=req.num_admissions > 0,
-            drafted_tokens=req.drafted_tokens,
-            accepted_tokens=req.accepted_tokens,
-            fetched={storey: part for storey, part in req.fetched.items() if part[0] < part[1]},
-        )
-        self.requests.append(request)
+    def to_document(self) -> dict[str, Any]:
+        """The whole trace as plain dicts and lists."""
+        return {
+            **HEAD,
+            "engine": self.engine,
+            "texts": {str(token): text for token, text in sorted(self.texts.items())},
+            "pieces": {str(index): pieces for index, pieces in self.pieces.items()},
+            "requests": [request.to_json() for request in self.requests],
+            "events": [event.to_json() for event in self.events],
+        }
 
-    def add_event(self, event: TraceEvent) -> None:
-        self._events.append(event)
-        self.num_steps += event.is_step
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, one event per line."""
+        parts = []
+        for name, value in self.to_document().items():
+            entries = "[\n" + ",\n".join(map(dumps, value)) + "\n]" if isinstance(value, list) else dumps(value)
+            parts.append(f'"{name}": {entries}')
+        Path(path).write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls: type[T], path: str | Path) -> T:
+        """Read what `save` wrote. ValueError, naming the file, unless every event fits the events before it."""
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if {name: document.get(name) for name in HEAD} != HEAD:
+                raise ValueError(f"must be an object with {HEAD}")
+            texts = {int(token): text for token, text in document["texts"].items()}
+            pieces = {int(i): {int(at): text for at, text in of.items()} for i, of in document["pieces"].items()}
+            trace = cls(document["engine"], texts=texts, pieces=pieces)
+            trace.requests += [TraceRequest(**fields) for fields in document["requests"]]
+            for fields in document["events"]:
+                trace.add_event(TraceEvent.from_json(fields))
+            if trace.events[0].mode != ev.START:
+                raise ValueError(f"the first event is {trace.events[0].mode}, must be {ev.START}")
+            for _, state in trace.states():
+                state.check_integrity()
+        except BAD as error:
+            raise ValueError(f"{path}: is no trace that can be read: {type(error).__name__}: {error}") from error
+        return trace
+
+
+def dumps(value: Any) -> str:
+    """JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def tokens_in(requests: Iterable[TraceRequest], events: Iterable[TraceEvent]) -> Iterator[int]:

@@ -9,7 +9,7 @@ const TAIL = 500;
 class Page {
   constructor(trace, replay) {
     Object.assign(this, { trace, replay, engine: trace.engine, state: null, pointed: null });
-    this.grid = { cells: [], columns: 0, shown: 0 };
+    this.grid = { cells: [], group: 0 };
     // What the looks of a request's text mean: those of the storeys behind that of the tree.
     for (const one of document.querySelectorAll("#texts-title .from")) one.remove();
     for (const storey of (this.engine.storeys ?? []).toReversed()) {
@@ -67,7 +67,7 @@ class Page {
     };
     if (this.engine.drafter.length || sum("drafted")) values["drafts accepted"] = [`${sum("accepted")} of ${sum("drafted")}`, ""];
     for (const storey of this.engine.storeys ?? []) {
-      const came = [...state.requests.values()].reduce((sum, req) => sum + (req.came?.[storey] ?? 0), 0);
+      const came = [...state.requests.values()].reduce((sum, req) => sum + origins(req)[storey], 0);
       values[`from ${STOREYS[storey]}`] = [came.toLocaleString("en"), `o-${storey}`];
     }
     const entries = Object.entries(values).map(([name, [value, look]]) =>
@@ -137,7 +137,7 @@ class Page {
       for (; i < end && this.lookOfToken(req, i, entry) === look; i++) part += this.tokenText(req, i);
       text.append(el(look === "new" ? "mark" : "span", { class: look, text: part }));
     }
-    const came = storeyWords(req.came ?? origins(req), "from");
+    const came = storeyWords(origins(req), "from");
     const found = came ? `found, of those ${came}` : "found in the tree";
     const drafts = req.drafted ? ` · ${req.accepted} of ${plural(req.drafted, "draft")} accepted` : "";
     const status = req.status === "ended" ? `ended: ${req.reason}` : req.status;
@@ -194,21 +194,18 @@ class Page {
     $("#timeline .cursor").style.left = `${(100 * (number + 0.5)) / length}%`;
   }
 
-  /** Scroll to where most lanes of the requests in the pass are visible (without a pass: of those running, or of the last to
-   *  arrive). Stay if no other place would show more. */
+  /** Scroll until the lanes of the requests in the pass are visible (without a pass: of those running, or of the last to
+   *  arrive), or the first of them where there is no room for all. */
   followPass() {
     const { batch, running, requests } = this.state;
-    const box = $("#timeline .lanes");
-    const room = box.scrollHeight - box.clientHeight;
-    if (room <= 0) return;
     const inPass = batch.length ? batch.map((entry) => entry.req) : running.length ? running : [...requests.values()].slice(-1);
-    const all = [...$("#lanes").children];
-    const wanted = new Set(inPass.map((req) => String(req.index)));
-    const lanes = wanted.size ? all.filter((lane) => wanted.has(lane.dataset.key)) : all.slice(0, 1);
+    const box = $("#timeline .lanes");
     const head = $("#timeline .top").offsetHeight; // stays in view, above the lanes
-    const seen = (at) => lanes.filter((lane) => lane.offsetTop >= at + head && lane.offsetTop + lane.offsetHeight <= at + box.clientHeight).length;
-    const places = lanes.map((lane) => Math.min(lane.offsetTop - head, room));
-    box.scrollTop = places.reduce((best, place) => (seen(place) > seen(best) ? place : best), box.scrollTop);
+    if (!inPass.length) box.scrollTop = 0;
+    for (const { index } of inPass.toSorted((a, b) => b.index - a.index)) {
+      const { offsetTop, offsetHeight } = $(`#lanes [data-key="${index}"]`);
+      box.scrollTop = Math.min(Math.max(box.scrollTop, offsetTop + offsetHeight - box.clientHeight), offsetTop - head);
+    }
   }
 
   // --- pointing at a request, a node or a slot: what belongs together lights up, and a sentence says what it is ---

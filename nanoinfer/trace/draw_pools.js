@@ -11,37 +11,25 @@ Object.assign(Page.prototype, {
     return Math.min(Math.max(512, 2 ** Math.ceil(Math.log2(this.replay.usedSlots))), this.engine.max_total_tokens);
   },
 
-  /** Lay out the cells for the available width, and about `mapHeight` pixels. */
+  /** A grid of cells, in whole pages where these are not too long; again only when there are more slots to show. */
   layOutSlots() {
     const { page_size: page } = this.engine;
     const shown = this.shownSlots();
     const group = Math.ceil(shown / MOST_CELLS);
     const count = Math.ceil(shown / group);
-    const room = $("#slots .grid").clientWidth - 40;
-    const unit = page > 1 && page <= 32 && group === 1 ? Math.max(8, page) : 8;
-    const height = matchMedia("(max-height: 640px)").matches ? 110 : 180;
-    let cell = 18; // made smaller until the map fits
-    let columns;
-    do {
-      cell -= 1;
-      columns = Math.max(unit, Math.floor(Math.min(room / cell, 64) / unit) * unit);
-    } while (cell > 5 && Math.ceil(count / columns) * cell > height);
-    const { grid } = this;
-    if (columns === grid.columns && cell === grid.cell && count === grid.cells.length && group === grid.group) return;
-    const cells = [];
-    const lines = [];
-    for (let start = 0; start < count; start += columns) {
-      const line = el("div", { class: "line" }, el("span", { text: start * group }));
-      for (let i = start; i < Math.min(start + columns, count); i++) {
-        cells.push(el("i", { "data-slot": i * group, class: "slot" }));
-        if (page > 1 && group === 1 && i % page === page - 1) cells.at(-1).dataset.pageEnd = "";
-      }
-      line.append(...cells.slice(start));
-      lines.push(line);
-    }
-    $("#slots .grid").style.setProperty("--cell", `${cell}px`);
-    $("#slots .grid").replaceChildren(...lines);
-    this.grid = { cells, columns, cell, group };
+    if (count === this.grid.cells.length && group === this.grid.group) return;
+    const hasPages = page > 1 && group === 1;
+    const unit = hasPages && page <= 32 ? Math.max(8, page) : 8;
+    const columns = Math.floor((count > 512 ? 64 : 32) / unit) * unit;
+    const cells = Array.from({ length: count }, (_, i) => {
+      const isPageEnd = hasPages && i % page === page - 1;
+      return el("i", { "data-slot": i * group, "data-page-end": isPageEnd && "", class: "slot" });
+    });
+    $("#slots .grid").style.setProperty("--columns", columns);
+    const every = columns * (count > 512 ? 4 : 1); // cells from one number at the side to the next
+    const side = (i) => (i % columns ? [] : [el("span", { text: i % every ? "" : i * group })]);
+    $("#slots .grid").replaceChildren(...cells.flatMap((cell, i) => [...side(i), cell]));
+    this.grid = { cells, group };
   },
 
   lookOf(state, owner) {
@@ -90,10 +78,6 @@ Object.assign(Page.prototype, {
     const users = new Map(); // node → running requests whose prefix passes through
     for (const req of state.running) for (const node of state.path(req)) users.set(node, [...(users.get(node) ?? []), req]);
     let left = MOST_NODES;
-    const room = ($("#tree .scroll").clientWidth - 50) / Math.max(depth(state.nodes.get(0)), 2) - 25;
-    const width = document.body.clientWidth > 620 ? Math.min(Math.max(room, 136), 250) : 250;
-    this.nodeChars = Math.floor((width - 18) / 7.3);
-    $("#tree .branches").style.setProperty("--node", `${width}px`);
     const branch = (node) => {
       const children = [];
       let hidden = 0;
@@ -124,8 +108,7 @@ Object.assign(Page.prototype, {
     if (state.fresh.splits.has(node.number)) classes.push("split");
     const box = el("div", { class: classes.join(" "), "data-node": node.number, tabindex: 0 });
     if (node.extraKey != null) box.append(el("small", { class: "key", text: `extra_key=${node.extraKey}` }));
-    const tail = Math.floor(this.nodeChars / 3);
-    box.append(el("b", { text: shortened(visible(this.nodeText(node)), this.nodeChars - tail - 1, tail) }));
+    box.append(el("b", { text: shortened(visible(this.nodeText(node)), 16, 8) }));
     const parts = (...texts) => el("span", { class: "parts" }, ...texts.map((text) => el("span", { text })));
     box.append(parts(plural(node.length, "token"), `slots ${runsText(node.value, 1)}`));
     const uses = parts(`lock_ref ${node.lock}`, plural(node.hits, "hit"), `last use ${node.used}`);
@@ -170,11 +153,6 @@ Object.assign(Page.prototype, {
     fill($("#rows .list"), ...lines);
   },
 });
-
-/** The length of the longest path of nodes below this one. */
-function depth(node) {
-  return node.children.reduce((most, child) => Math.max(most, 1 + depth(child)), 0);
-}
 
 function mostFrequent(owners) {
   const counts = new Map();

@@ -92,14 +92,10 @@ function fromRuns(runs) {
 
 const STOREYS = { host: "host memory", disk: "files" };
 
-/** How many of a request's first `found` tokens came from where: {device, host, disk}. */
-function origins({ found, fetched }) {
-  const counts = { device: found, host: 0, disk: 0 };
-  for (const [storey, [start, end]] of Object.entries(fetched ?? {})) {
-    counts[storey] = Math.min(end, found) - Math.min(start, found);
-    counts.device -= counts[storey];
-  }
-  return counts;
+/** How many of a request's `cached` tokens came from which storey: {host, disk}. */
+function origins({ cached, fetched }) {
+  const count = ([start, end] = [0, 0]) => Math.min(end, cached) - Math.min(start, cached);
+  return { host: count(fetched.host), disk: count(fetched.disk) };
 }
 
 /** {host: 32, disk: 16} as "32 from host memory, 16 from files". */

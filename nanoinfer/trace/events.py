@@ -59,9 +59,8 @@ class TraceRequest:
 
     def to_json(self) -> dict[str, Any]:
         """The request for `json.dump`, without empty fields."""
-        return {name: value for name, value in vars(self).items() if value not in ([], {}, None)} | {
-            "time": round(self.time, 6)
-        }
+        fields = {name: value for name, value in vars(self).items() if value not in ([], {}, None)}
+        return fields | {"time": round(self.time, 6)}
 
 
 class Admission(NamedTuple):
@@ -116,11 +115,6 @@ class BatchEntry(NamedTuple):
     def kv_len(self) -> int:
         """How many of the request's tokens have K/V afterwards. That of wrong drafts does not count."""
         return self.end if self.drafts is None else self.start + len(self.tokens)
-
-    @property
-    def first(self) -> int:
-        """The position of the first token that is sampled, if one is."""
-        return self.end if self.drafts is None else self.start + 1
 
 
 class Path(NamedTuple):

@@ -1,11 +1,9 @@
-"""Writes a trace in Chrome's trace-event format, which ui.perfetto.dev opens. It shows tracks over time instead of steps.
+"""A trace in Chrome's trace-event format, which ui.perfetto.dev opens. It shows tracks over time instead of steps.
 
 Source: "Trace Event Format" (Chromium project). Times are in microseconds. `ph` says what an entry is: M names a track, X
 is a slice with a duration, i an instant, C a counter.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 from nanoinfer.trace import events as ev
@@ -13,12 +11,6 @@ from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.phases import spans
 
 ENGINE, REQUESTS = 1, 2  # process ids: groups of tracks
-
-
-def write(trace: TraceData, path: str | Path) -> None:
-    """Write the JSON file."""
-    document = {"traceEvents": trace_events(trace), "displayTimeUnit": "ms", "otherData": trace.engine}
-    Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def trace_events(trace: TraceData) -> list[dict[str, Any]]:

@@ -1,11 +1,9 @@
 """What each request of a trace did, as spans for timelines: waiting, extend, decode, verify, idle, retracted, paused."""
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from nanoinfer.trace.data import TraceData
-from nanoinfer.trace.events import TraceEvent
 
 WAITING, EXTEND, DECODE, VERIFY = "waiting", "extend", "decode", "verify"
 IDLE, RETRACTED, PAUSED = "idle", "retracted", "paused"
@@ -70,7 +68,9 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
             away.pop(entry.request, None)
         if event.is_step:
             entries = {entry.request: entry for entry in event.batch}
-            for index, phase in _in_step(event, since, holding, away):
+            for index in since:
+                idle = IDLE if index in holding else away.get(index, WAITING)
+                phase = event.mode.lower() if index in entries else idle
                 span = latest.get(index)
                 computing = phase in COMPUTING
                 if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
@@ -95,17 +95,3 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
             holding.discard(index)
             away.pop(index, None)
     return done, marks
-
-
-def _in_step(
-    event: TraceEvent, alive: Iterable[int], holding: set[int], away: Mapping[int, str]
-) -> Iterator[tuple[int, str]]:
-    """For every unfinished request, its phase in this step."""
-    batch = {entry.request for entry in event.batch}
-    for index in alive:
-        if index in batch:
-            yield index, event.mode.lower()
-        elif index in holding:
-            yield index, IDLE
-        else:
-            yield index, away.get(index, WAITING)

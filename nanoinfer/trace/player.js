@@ -94,24 +94,16 @@ const KEYS = {
   " ": () => (timer === null ? play() : pause()),
 };
 
-// A control that got the focus from the keyboard keeps its keys: space presses a button, and arrows choose the speed. After a
-// click the focus stays on the clicked control, but space plays the run again.
-let clicked = null;
-document.addEventListener("pointerdown", (event) => (clicked = event.target.closest("button, select")));
-document.addEventListener("focusin", (event) => event.target !== clicked && (clicked = null));
-$("#speed").addEventListener("change", (event) => event.target === clicked && event.target.blur());
-
-const forControl = (event) => {
-  const control = event.target.closest(event.key === " " ? "#controls button, select" : "select");
-  return control !== null && (control !== clicked || event.key !== " ");
-};
+// A control that the keyboard has reached keeps its keys: space presses a button, and arrows choose the speed. One that a pointer
+// has used gives up the focus, so that space plays the run again.
+$("#controls").addEventListener("click", (event) => event.detail && event.target.closest("button")?.blur());
+$("#speed").addEventListener("change", (event) => event.target.matches(":focus-visible") || event.target.blur());
 document.addEventListener("keydown", (event) => {
-  if (!KEYS[event.key] || forControl(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  const isForControl = event.target.closest(event.key === " " ? "#controls button, select" : "select");
+  if (!KEYS[event.key] || isForControl || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   if (event.key !== " " || !event.repeat) KEYS[event.key]();
 });
-// Firefox presses a button when the space key comes up again.
-document.addEventListener("keyup", (event) => event.key === " " && !forControl(event) && event.preventDefault());
 
 document.addEventListener("pointerover", (event) => page.point(event.target));
 document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && page.point(event.target));
@@ -121,11 +113,5 @@ $("#run").textContent =
   (trace.engine.chunked_prefill_size ? ` · chunked_prefill_size ${trace.engine.chunked_prefill_size}` : "") +
   (trace.engine.drafter.length ? ` · drafter ${trace.engine.drafter.join(", ")} (up to ${plural(trace.engine.num_draft_tokens, "draft")})` : "");
 page.drawTimeline(0, replay.frames.length);
-new ResizeObserver(() => {
-  if (page.state === null) return;
-  page.layOutSlots();
-  page.drawSlots(page.state);
-  page.followPass();
-}).observe($("#slots .grid"));
 show(Math.floor(Number(location.hash.slice(1))) || data.start); // #12: opens at step 12
 window.player = { show, play, pause, replay, page, get current() { return current; } };

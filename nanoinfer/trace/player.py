@@ -14,7 +14,6 @@ from pathlib import Path
 
 from nanoinfer.trace.data import TraceData
 from nanoinfer.trace.describe import descriptions
-from nanoinfer.trace.file import to_document
 
 DRAWINGS = ("elements.js", "state.js", "draw.js", "draw_pools.js")  # scripts that the server's live page runs as well
 # The frame's height in a notebook: what the notebook's bars leave of the window, but enough to show the panels.
@@ -39,7 +38,7 @@ class Player:
             "palette": palette_css(),
             "panels": part("panels.html"),
             "css": part("drawings.css"),
-            "data": safe_json({"trace": to_document(self.trace), "said": said, "start": self.start}),
+            "data": safe_json({"trace": self.trace.to_document(), "said": said, "start": self.start}),
             "script": "\n".join(map(part, (*DRAWINGS, "player.js"))),
         }
         return filled(part("player.html"), parts)

@@ -4,9 +4,9 @@ A step of a trace is one pass. A step of the engine is, too, unless `num_schedul
 (scheduling/multi_step.py); each of these is a step of the trace.
 
 The engine has no code for this. While a recorder is attached, a few methods *of these very objects* (engine, scheduler)
-are replaced by functions that take notes and call the originals. Detaching restores the originals. The radix tree tells
-its observers, of which one takes notes. Nothing is copied as a whole: the cost of an event depends on what happened in its
-step, not on the sizes of pool and tree.
+are replaced by functions that call the originals and take notes. The last recorder to stop restores the originals. The
+radix tree tells its observers, of which one takes notes. Nothing is copied as a whole: the cost of an event depends on what
+happened in its step, not on the sizes of pool and tree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,6 @@ from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.tokenizer import token_text
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.trace import events as ev
-from nanoinfer.trace.data import engine_fields
 from nanoinfer.trace.trace import Trace
 from nanoinfer.trace.tree_notes import TreeNotes
 
@@ -39,47 +38,43 @@ class Seen:
 
 
 class Member(NamedTuple):
-    """A request in the current pass, and how many tokens it had before; the others as in its BatchEntry."""
+    """A request in the current pass, how many tokens it had before, and its entry, still without those that it gets."""
 
     req: Req
-    seen: Seen
     num_tokens: int
-    start: int
-    end: int
-    slots: ev.Runs
-    allocated: ev.Runs | None
-    drafts: list[int] | None
+    entry: ev.BatchEntry
 
 
 class Watched:
-    """Stands in place of a method of one object, and calls `around(original, ...)`. Several may lie around each other."""
+    """Stands in place of a method of one object, and lets every recorder call it: `around(original, ...)`."""
 
-    def __init__(self, owner: Any, name: str, around: Call):
-        self._owner, self._name, self._around = owner, name, around
-        self.before: Call | None = vars(owner).get(name)
+    def __init__(self, owner: Any, name: str):
+        self.own = vars(owner).get(name)  # what stood there, if it was the object's own and not its class's
+        self.original: Call = getattr(owner, name)
+        self.around: list[Call] = []
         setattr(owner, name, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._original, *args, **kwargs)
+        call = self.original
+        for around in self.around:
+            call = partial(around, call)
+        return call(*args, **kwargs)
 
-    def _original(self, *args: Any, **kwargs: Any) -> Any:
-        if self.before is not None:
-            return self.before(*args, **kwargs)
-        return getattr(type(self._owner), self._name)(self._owner, *args, **kwargs)  # its class may change meanwhile
 
-    def undo(self) -> None:
-        """Take it away, from beneath others if need be. Where other code has wrapped it, it only passes calls on."""
-        above = vars(self._owner).get(self._name)
-        while isinstance(above, Watched) and above is not self and above.before is not self:
-            above = above.before
-        if above is not self:
-            if isinstance(above, Watched):
-                above.before = self.before
-        elif self.before is None:
-            delattr(self._owner, self._name)
+def watch(owner: Any, name: str, around: Call) -> None:
+    method = vars(owner).get(name)
+    watched = method if isinstance(method, Watched) else Watched(owner, name)
+    watched.around.append(around)
+
+
+def unwatch(owner: Any, name: str, around: Call) -> None:
+    watched = vars(owner)[name]
+    watched.around.remove(around)
+    if not watched.around:
+        if watched.own is None:
+            delattr(owner, name)
         else:
-            setattr(self._owner, self._name, self.before)
-        self._around = lambda original, *args, **kwargs: original(*args, **kwargs)
+            setattr(owner, name, watched.own)
 
 
 @contextmanager
@@ -96,6 +91,19 @@ def record(engine: Any) -> Iterator[Trace]:
         recorder.stop()
 
 
+ENGINE_FIELDS = (
+    *("max_total_tokens", "max_running_requests", "max_context_len", "page_size", "schedule_policy", "eviction_policy"),
+    *("chunked_prefill_size", "disable_radix_cache", "drafter", "num_draft_tokens"),
+)
+
+
+def engine_fields(engine: Engine) -> dict[str, Any]:
+    """What a trace's `engine` says. `storeys` only if there are any below the pool: `["host"]` or `["host", "disk"]`."""
+    config, host = engine.config, engine.cache.storey
+    fields = {name: getattr(config, name) for name in ENGINE_FIELDS} | {"drafter": list(config.drafters)}
+    return fields if host is None else fields | {"storeys": ["host"] if host.below is None else ["host", "disk"]}
+
+
 class Recorder:
     """Is attached to `engine` from its creation until `stop()`. Keeps Reqs and tree nodes only while the engine does.
     An engine may have several. `began`: when, by the engine's clock.
@@ -107,7 +115,7 @@ class Recorder:
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
         self._engine, self._clock = engine, engine._clock
         self.began: float = self._clock()
-        self._watched: list[Watched] = []
+        self._watched: list[tuple[Any, str, Call]] = []
         self._seen: dict[Req, Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
         self._pass: list[Member] | None = None
@@ -116,11 +124,8 @@ class Recorder:
         config = engine.config
         self._allocates_ahead = config.page_size > 1 or config.num_scheduler_steps > 1 or config.drafter is not None
         tokenizer = engine.builder.tokenizer
-        self.trace = Trace(
-            engine_fields(engine),
-            decode=None if tokenizer is None else partial(token_text, tokenizer),
-            writer=self,
-        )
+        decode = None if tokenizer is None else partial(token_text, tokenizer)
+        self.trace = Trace(engine_fields(engine), decode=decode, writer=self)
         with engine.visit():
             self._event = ev.TraceEvent(0, ev.START, self._clock() - self.began)
             self._take_snapshot()
@@ -134,7 +139,7 @@ class Recorder:
         with self._engine.visit():
             self.settle()
             for watched in self._watched:
-                watched.undo()
+                unwatch(*watched)
             self._watched.clear()
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
@@ -153,7 +158,7 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        watched: list[tuple[Any, str, Call]] = [
+        self._watched += [
             (engine, "around_step", self._around_step),
             (engine, "submit_all", self._on_submit),
             (engine, "_reset", self._on_reset),
@@ -163,8 +168,9 @@ class Recorder:
             (scheduler, "resume", self._on_resume),
         ]
         if engine.cache.storey is not None:
-            watched.append((engine.cache.storey, "fetch", self._on_fetch))
-        self._watched += [Watched(*each) for each in watched]
+            self._watched.append((engine.cache.storey, "fetch", self._on_fetch))
+        for watched in self._watched:
+            watch(*watched)
         engine.radix_cache.observers.add(self._tree)
 
     def _take_snapshot(self) -> None:
@@ -178,11 +184,8 @@ class Recorder:
             if req.req_pool_idx is None:
                 self._event.retracted += [seen.index] if req.num_retractions else []
                 continue
-            seen.node, seen.tree_len, seen.allocated_len = (
-                self._tree.number(req.last_node),
-                req.tree_len,
-                req.allocated_len,
-            )
+            seen.node, seen.tree_len = self._tree.number(req.last_node), req.tree_len
+            seen.allocated_len = req.allocated_len
             slots = ev.to_runs(rows[req.req_pool_idx, req.tree_len : req.allocated_len])
             self._event.held.append(ev.Held(seen.index, req.req_pool_idx, seen.node, req.tree_len, req.kv_len, slots))
 
@@ -206,10 +209,10 @@ class Recorder:
 
     def _finish_pass(self) -> None:
         event, members, self._pass = self._event, self._pass, None
-        for req, seen, num_tokens, start, end, slots, allocated, drafts in members or ():
-            sampled = req.token_ids[num_tokens : req.num_tokens].tolist()
-            event.batch.append(ev.BatchEntry(seen.index, start, end, slots, sampled, allocated, drafts))
-            if req not in self._seen:
+        for req, num_tokens, entry in members or ():
+            event.batch.append(entry._replace(tokens=req.token_ids[num_tokens : req.num_tokens].tolist()))
+            seen = self._seen.get(req)
+            if seen is None:
                 continue  # the step has failed, and the request's end is in the event already
             if req.finish_reason is not None:
                 self._note_end(req, req.finish_reason.value)
@@ -234,20 +237,23 @@ class Recorder:
         try:
             batch = schedule()
         finally:
-            if self._engine.scheduler.running != before:
-                self._note_moves(dict.fromkeys(before), dict.fromkeys(self._engine.scheduler.running))
+            self._note_moves(before, self._engine.scheduler.running)
             if batch is not None:
                 self._event.mode = batch.forward_mode.name
                 self._pass = self._members(batch)
         return batch
 
-    def _note_moves(self, before: dict[Req, None], running: dict[Req, None]) -> None:
-        for req in before:
-            if req not in running:
-                self._note_retraction(req)
+    def _note_moves(self, before: Sequence[Req], running: Sequence[Req]) -> None:
+        if running == before:
+            return
+        was, now = set(before), set(running)
+        self._event.retracted += [self._released(req) for req in before if req not in now]
         for req in running:
-            if req not in before:
-                self._note_admission(req)
+            if req not in was:
+                seen = self._see(req)
+                seen.node = self._tree.number(req.last_node)
+                seen.tree_len = seen.allocated_len = req.prefix_len
+                self._event.admitted.append(ev.Admission(seen.index, req.req_pool_idx, seen.node, req.prefix_len))
 
     def _members(self, batch: Batch) -> list[Member]:
         """The requests in the pass, with the slots that were just allocated for them."""
@@ -263,7 +269,8 @@ class Recorder:
             at += end - start
             allocated = self._newly_allocated(req, seen) if self._allocates_ahead else None
             drafts = req.token_ids[req.num_tokens : end].tolist() if verify else None
-            members.append(Member(req, seen, req.num_tokens, start, end, new_slots, allocated, drafts))
+            entry = ev.BatchEntry(seen.index, start, end, new_slots, [], allocated, drafts)
+            members.append(Member(req, req.num_tokens, entry))
         return members
 
     def _newly_allocated(self, req: Req, seen: Seen) -> ev.Runs:
@@ -303,9 +310,7 @@ class Recorder:
         known = req in self._engine.scheduler.paused
         pause(req)
         if not known:
-            seen = self._see(req)
-            seen.node = seen.tree_len = seen.allocated_len = 0
-            self._event.paused.append(seen.index)
+            self._event.paused.append(self._released(req))
 
     def _on_resume(self, resume: Call, req: Req) -> None:
         known = req in self._engine.scheduler.paused
@@ -319,9 +324,31 @@ class Recorder:
         if seen is None:
             seen = self._seen[req] = Seen(len(self.trace.requests))
             self._event.arrived.append(seen.index)
-            completion = self._engine.open_requests.groups[req.request_id].reqs.index(req)
-            self.trace.add_request(req, completion, req.arrival_time - self.began)
+            self.trace.requests.append(self._request(req))
         return seen
+
+    def _request(self, req: Req) -> ev.TraceRequest:
+        requests = self.trace.requests
+        completion = self._engine.open_requests.groups[req.request_id].reqs.index(req)
+        if requests and requests[-1].request_id == req.request_id:
+            prompt = requests[-1].prompt  # completions of one request share it
+        else:
+            prompt = req.token_ids[: req.prompt_len].tolist()
+        return ev.TraceRequest(
+            name=f"request {req.request_id}" + (f" ({completion + 1})" if completion else ""),
+            request_id=req.request_id,
+            completion=completion,
+            prompt=prompt,
+            max_new_tokens=req.params.max_new_tokens,
+            time=req.arrival_time - self.began,
+            extra_key=None if req.extra_key is None else repr(req.extra_key),
+            outputs=req.output_ids,
+            cached_tokens=req.cached_tokens,
+            admitted=req.num_admissions > 0,
+            drafted_tokens=req.drafted_tokens,
+            accepted_tokens=req.accepted_tokens,
+            fetched={storey: part for storey, part in req.fetched.items() if part[0] < part[1]},
+        )
 
     def _on_fetch(self, fetch: Call, req: Req) -> dict[str, tuple[int, int]]:
         parts: dict[str, tuple[int, int]] = fetch(req)
@@ -329,16 +356,11 @@ class Recorder:
             self._event.fetched.append(ev.Fetch(self._see(req).index, *parts["host"], parts["disk"][1]))
         return parts
 
-    def _note_admission(self, req: Req) -> None:
-        seen = self._see(req)
-        seen.node = self._tree.number(req.last_node)
-        seen.tree_len = seen.allocated_len = req.prefix_len
-        self._event.admitted.append(ev.Admission(seen.index, req.req_pool_idx, seen.node, req.prefix_len))
-
-    def _note_retraction(self, req: Req) -> None:
+    def _released(self, req: Req) -> int:
+        """The index of `req`, which has given back its row and slots."""
         seen = self._see(req)
         seen.node = seen.tree_len = seen.allocated_len = 0
-        self._event.retracted.append(seen.index)
+        return seen.index
 
     def _note_end(self, req: Req, reason: str) -> None:
         self._event.ended.append(ev.Ended(self._seen.pop(req).index, reason))

@@ -20,9 +20,8 @@ class RequestState {
       index, request, status: "waiting", tokens: [...request.prompt, ...(request.outputs ?? [])], promptLen: request.prompt.length, row: null,
       node: 0, treeLen: 0, kvLen: 0, slots: [], cached: request.cached_tokens ?? 0, found: 0, retractions: 0, reason: null,
       admitted: request.admitted ?? false, drafted: request.drafted_tokens ?? 0, accepted: request.accepted_tokens ?? 0,
-      fetched: request.fetched ?? {},
+      fetched: request.fetched ?? {}, // storey → which of the first `cached` tokens came from it
     });
-    if (this.admitted) this.came = origins({ fetched: this.fetched, found: this.cached });
   }
 
   get name() {
@@ -70,18 +69,19 @@ class State {
       req.admitted = true;
     }
     for (const index of event.paused ?? []) this.release(this.requests.get(index), "paused");
-    for (const index of [...(event.retracted ?? []), ...(event.paused ?? [])]) this.requests.get(index).fetched = {};
     for (const index of event.resumed ?? []) {
       const req = this.requests.get(index);
       req.status = req.retractions ? "retracted" : "waiting";
     }
-    for (const [index, start, middle, end] of event.fetched ?? []) this.requests.get(index).fetched = { host: [start, middle], disk: [middle, end] };
+    for (const [index, start, middle, end] of event.fetched ?? []) {
+      const req = this.requests.get(index);
+      if (!req.admitted) req.fetched = { host: [start, middle], disk: [middle, end] };
+    }
     for (const [index, row, node, prefixLen] of event.admitted ?? []) {
       const req = this.requests.get(index);
       Object.assign(req, { status: "running", row, node, treeLen: prefixLen, kvLen: prefixLen, found: prefixLen });
-      if (!req.admitted) req.cached = prefixLen;
+      if (!req.admitted) req.cached = prefixLen; // its first admission is what counts
       req.admitted = true;
-      req.came ??= origins(req); // its first admission is what counts
     }
     for (const [index, start, end, runs, tokens, allocated, drafts] of event.batch ?? []) {
       const req = this.requests.get(index);

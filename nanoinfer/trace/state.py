@@ -121,22 +121,9 @@ class TraceState:
             node = node.parent
         return path[: req.tree_len] + req.slots
 
-    def rows(self) -> dict[int, list[int]]:
-        """Row of the ReqToTokenPool → its slots, for running requests."""
-        return {req.row: self.row_slots(req) for req in self.running if req.row is not None}
-
     def tree_slots(self) -> list[int]:
         """Every slot the tree owns."""
         return [slot for _, node in self.walk() for slot in node.value]
-
-    def owners(self) -> dict[str, list[int]]:
-        """Name of a running request → the slots that it owns."""
-        return {req.name: list(req.slots) for req in self.running}
-
-    def free_slots(self) -> list[int]:
-        """Slots that have no owner, ascending."""
-        taken = set(self.tree_slots()).union(*(req.slots for req in self.running))
-        return [slot for slot in range(self.size) if slot not in taken]
 
     def protected_size(self) -> int:
         """How many tokens of the tree are locked by running requests."""

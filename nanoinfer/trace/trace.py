@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.trace import events as ev
-from nanoinfer.trace import file, perfetto
-from nanoinfer.trace.data import TraceData
+from nanoinfer.trace.data import TraceData, dumps
 from nanoinfer.trace.describe import descriptions
+from nanoinfer.trace.perfetto import trace_events
 from nanoinfer.trace.player import Player
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 class Trace(TraceData):
-    """A run of an engine, recorded (see recorder.py) or read from a file. It is TraceData with methods to describe, draw
-    and write it.
+    """A run of an engine, recorded (see recorder.py) or read from a file: TraceData, with methods to describe and draw it.
 
     It grows while the engine is being recorded, so read it between steps. Recording takes 70 microseconds per DECODE with
     one token for each of 16 requests, measured beside a model that computes nothing (beside the bundled model the
@@ -45,18 +44,10 @@ class Trace(TraceData):
         """A page that steps through the run. A notebook shows it inline; `save` writes one HTML file (see player.py)."""
         return Player(self, title)
 
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON (see file.py)."""
-        file.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Trace":
-        """Read what `save` wrote. ValueError says what is wrong with the file."""
-        return file.load(path, cls)
-
     def to_perfetto(self, path: str | Path) -> None:
         """Write it in Chrome's trace-event format, for ui.perfetto.dev."""
-        perfetto.write(self, path)
+        document = {"traceEvents": trace_events(self), "displayTimeUnit": "ms", "otherData": self.engine}
+        Path(path).write_text(dumps(document) + "\n", encoding="utf-8")
 
     def stop(self) -> None:
         """End the recording, if it is still going on."""

@@ -1,7 +1,7 @@
 """One palette for every picture: role → colour, hatch, text colour.
 
 One colour means one thing in all pictures of the series. Roles that meet in one picture can be distinguished with any of
-the three colour blindnesses and in grey print: by lightness, or else by hatch. tests/tools/viz/test_palette.py simulates
+the three colour blindnesses and in grey print: by lightness, or else by hatch. tests/tools/viz/test_picture.py simulates
 both and measures.
 """
 
@@ -82,7 +82,7 @@ LINES: tuple[str, ...] = (  # the one four further on has the same dashes
 DARKEST = "#7d2a22"  # of a heat map
 
 
-COMPLETION = 3  # looks from one completion of a request to the next; as many in player_draw.js
+COMPLETION = 3  # looks from one completion of a request to the next; as many in state.js
 
 
 def request_style(number: int) -> Style:

@@ -23,7 +23,6 @@ def request_rows(
     *,
     prefix_lens: Mapping[int, int] | None = None,
     allocated_lens: Mapping[int, int] | None = None,
-    fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
     labels: Mapping[int, str] | Sequence[str] | None = None,
     **heading: Unpack[Heading],
 ) -> Picture:
@@ -32,14 +31,11 @@ def request_rows(
     A slot that several rows name has the colours of all of them, in each of these rows. `prefix_lens` {row: length}: what
     belongs to the radix tree, locked by the request; such a slot has the tree's colour in every row. `allocated_lens`
     {row: length}: how far a row has slots, with the empty ones of its last page. Entries beyond are not in use and are
-    shown as a dash, whatever number they hold. `fetched` {row: {storey: (first position, the one behind the last)}}: which
-    of the first `prefix_lens` positions came back from `host` memory or from files (`disk`), as in `Req.fetched`; they are
-    hatched. `labels`: one text per row. Raises ValueError when a row or a length is outside the pool.
+    shown as a dash, whatever number they hold. `labels`: one text per row. Raises ValueError when a row or a length is
+    outside the pool.
     """
     sheet = Sheet(default_title="ReqToTokenPool: position → slot", **heading)
-    return sheet.picture(
-        draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens, fetched)
-    )
+    return sheet.picture(draw_request_rows(sheet, req_to_token_pool, seq_lens, prefix_lens, labels, allocated_lens))
 
 
 class _Row(NamedTuple):
@@ -60,7 +56,11 @@ def draw_request_rows(
     allocated_lens: Mapping[int, int] | None = None,
     fetched: Mapping[int, Mapping[str, tuple[int, int]]] | None = None,
 ) -> str:
-    """`request_rows` on a sheet; returns its alt text."""
+    """`request_rows` on a sheet; returns its alt text.
+
+    `fetched` {row: {storey: (first position, the one behind the last)}}: which of the first `prefix_lens` positions came
+    back from `host` memory or from files (`disk`); they are hatched.
+    """
     lens = checked_lens("seq_lens", seq_lens, pool.size, pool.max_context_len)
     prefixes = checked_lens("prefix_lens", prefix_lens or {}, pool.size, pool.max_context_len)
     ends = lens | checked_lens("allocated_lens", allocated_lens or {}, pool.size, pool.max_context_len)

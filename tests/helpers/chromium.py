@@ -1,10 +1,13 @@
-"""Headless Chromium, where it is installed, for tests of pages. The fixture `browser` (tests/conftest.py) starts it."""
+"""Headless Chromium, where it is installed, for tests of pages; and axe-core, which finds what is hard to read or to use.
+
+The fixture `browser` (tests/conftest.py) starts Chromium.
+"""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +22,12 @@ OPTIONS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=900,1000"
 )
-LAPTOP, BIG, PHONE, SIDEWAYS = (1366, 768), (1920, 1080), (390, 844), (844, 390)
+AXE_CORE = "axe-core@4.14.1"  # .ci/run installs what stands here
+AXE = Path(__file__).parent.parent.parent / "node_modules" / "axe-core" / "axe.min.js"
+needs_axe = pytest.mark.skipif(
+    not AXE.is_file(), reason=f"axe-core is not installed (npm install --prefix . --no-save {AXE_CORE})"
+)
+LAPTOP, PHONE = (1366, 768), (390, 844)
 
 
 @contextmanager
@@ -106,6 +114,21 @@ def drawn(page: "Chrome") -> None:
         const done = arguments[arguments.length - 1];
         const after = (pictures) => (pictures ? requestAnimationFrame(() => after(pictures - 1)) : done());
         after(3);""")
+
+
+def axe_findings(page: Any) -> list[Any]:
+    """What axe finds in the page as it is now: the rule that is broken, and by which elements."""
+    if not page.execute_script("return 'axe' in window"):  # it is long: it goes to the browser once for each page
+        page.execute_script(AXE.read_text(encoding="utf-8"))
+    return page.execute_async_script("""
+        const done = arguments[arguments.length - 1];
+        const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
+        const options = { runOnly: { type: "tag", values: tags }, rules: { "target-size": { enabled: true } } };
+        Object.assign(options, { resultTypes: ["violations"], preload: { assets: ["media"] } }); // takes less time
+        axe.run(document, options).then(
+          (results) => done(results.violations.map((one) => [one.id, one.nodes.map((node) => node.html)])),
+          (error) => done([["axe failed", String(error)]]),
+        );""")
 
 
 def _as_it_is(page: "Chrome") -> None:

@@ -49,9 +49,9 @@ def of_trace(state: TraceState) -> dict[str, Any]:
     live = [req for req in state.requests.values() if req.status != "ended"]
     names = {id(req): (req.request.request_id, req.request.completion) for req in live}
     return {
-        "free": state.free_slots(),
-        "rows": state.rows(),
-        "slots": sorted(state.owners().values()),
+        "free": sorted({*range(state.size)} - {*state.tree_slots()}.union(*(req.slots for req in state.running))),
+        "rows": {req.row: state.row_slots(req) for req in state.running},
+        "slots": sorted(req.slots for req in state.running),
         "tokens": {names[id(req)]: req.tokens for req in live},
         "kv_len": {names[id(req)]: req.kv_len for req in state.running},
         "cached": {names[id(req)]: req.cached_tokens_by_tier for req in live},

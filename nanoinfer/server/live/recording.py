@@ -6,8 +6,7 @@ from typing import Any
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.tokenizer import REPLACEMENT, token_text, whole_characters
-from nanoinfer.trace import file
-from nanoinfer.trace.data import tokens_in
+from nanoinfer.trace.data import HEAD, dumps, tokens_in
 from nanoinfer.trace.events import BatchEntry, TraceEvent, TraceRequest
 from nanoinfer.trace.recorder import Recorder
 
@@ -18,12 +17,12 @@ News = tuple[list[TraceRequest], list[TraceEvent]]
 
 
 class Recording:
-    """All messages together are a trace, as in a file (trace/file.py): the first one has its head, and each of them has
+    """All messages together are a trace, as in a file (trace/data.py): the first one has its head, and each of them has
     requests, events, and the texts that they need. `about`: what else the first one says."""
 
     def __init__(self, engine: Engine, show_prompts: bool, about: dict[str, Any]):
         self._recorder = Recorder(engine)
-        self._head: dict[str, Any] = {**file.HEAD, "engine": self._recorder.trace.engine, "about": about}
+        self._head: dict[str, Any] = {**HEAD, "engine": self._recorder.trace.engine, "about": about}
         self._hider = None if show_prompts else Hider()
         tokenizer = engine.builder.tokenizer
         self._decode = None if tokenizer is None else partial(token_text, tokenizer)
@@ -58,7 +57,7 @@ class Recording:
             fields |= self._new_texts(requests, events)
         fields["requests"] = [request.to_json() for request in requests]
         fields["events"] = [event.to_json() for event in events]
-        return b"event: news\ndata: " + file.dumps(fields).encode("utf-8", "replace") + b"\n\n"
+        return b"event: news\ndata: " + dumps(fields).encode("utf-8", "replace") + b"\n\n"
 
     def _new_texts(self, requests: list[TraceRequest], events: list[TraceEvent]) -> dict[str, Any]:
         if self._decode is None:

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from nanoinfer.trace import Trace
-from tests.helpers.axe import axe_findings, needs_axe
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import LAPTOP, PHONE, device, press
+from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, needs_axe, press
 from tests.helpers.live_page import ask, find, letters, opened, set_field, shows, texts
 from tests.helpers.waiting import until
 

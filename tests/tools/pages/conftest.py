@@ -12,7 +12,24 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import make_engine as model_engine
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.trace import Trace, record
-from notebooks.course.explore import Explorable
+from notebooks.course.explore import (
+    Bar,
+    Bars,
+    Cell,
+    CellRow,
+    Cells,
+    Control,
+    Explorable,
+    Frame,
+    Lane,
+    Lanes,
+    Node,
+    Number,
+    Numbers,
+    Span,
+    Strip,
+    Tree,
+)
 from notebooks.course.explore.runs import CONTEXT, ROWS, Arrival
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.prompts import FOX
@@ -21,6 +38,7 @@ from tests.helpers.engines import greedy, make_engine
 T = TypeVar("T")
 Recorded = Callable[[Callable[[LLM], Any]], Any]  # of the fixture `recorded`
 PROMPT = FOX + " One day she found a"
+SLOTS, NAMES = (4, 8, 16), ("few", "many")
 
 
 def sampled(llm: LLM) -> Explorable:
@@ -78,3 +96,39 @@ def recorded(story: LLM) -> Callable[[Callable[[LLM], T]], T]:
         return made[make]
 
     return get
+
+
+def panels(slots: int, name: str) -> list[Any]:
+    """One panel of each kind; the last never changes."""
+    used = slots // 2 + (name == "many")
+    before = Node("", key="r", children=[Node("abcd", "0..3", 1, key="a")])
+    after = [Node("cd", "2..3", 1, was="a"), Node("xy", "8..9", mark="new")]
+    return [
+        Bars("Bars", [Bar("used", used, f"{used} slots"), Bar("cut", 0, "cut", True, before=2)], most=16),
+        Cells(
+            "Cells",
+            [CellRow("row 0", [Cell("r0", str(i)) for i in range(used)] + [Cell()] * (slots - used))],
+            [("r0", "request 0")],
+        ),
+        Lanes(
+            "Lanes",
+            4,
+            [Lane("request 0", [Span(0, 1, "waiting"), Span(1, 4, "decode")], "r0", 4)],
+            Strip("slots", slots, [[("r0", min(used, step))] for step in range(4)]),
+            at=2,
+            legend=[("decode", "decode"), ("r0", "held by request 0")],
+        ),
+        Tree("Tree", Node("", children=[Node("ab", "0..1", 1, "split", was="a", children=after)]), before),
+        Numbers("Numbers", [Number("always", "the same"), Number("long", "a long sentence that takes space")]),
+    ]
+
+
+def make(**changes: Any) -> Explorable:
+    controls = [Control("slots", "slots", SLOTS, start=1), Control("name", "how many", NAMES)]
+    frames = {
+        (i, j): Frame(panels(slots, name), f"{slots} slots, {name}.")
+        for i, slots in enumerate(SLOTS)
+        for j, name in enumerate(NAMES)
+    }
+    given: dict[str, Any] = {"title": "Which?", "intro": "Look.", "controls": controls, "frames": frames}
+    return Explorable(**given | changes)

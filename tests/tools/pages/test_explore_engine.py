@@ -1,7 +1,9 @@
 """What the explorables of the engine show is what an engine did: compared with the engine's own counts, and with a second,
-separate run whose engine is looked at directly."""
+separate run whose engine is looked at directly. The saved pages show what it does now."""
 
 import itertools
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +11,17 @@ import pytest
 
 from nanoinfer import LLM
 from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.explorable import Explorable
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Arrival, Run, moments, one_thread, serve
+from notebooks.tools.files import ROOT
 from tests.tools.pages.conftest import Recorded, live
+
+FOLDER = ROOT / "notebooks" / "explorables"
 
 
 def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
@@ -118,9 +124,6 @@ def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> No
             assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
 
 
-# --- chunk size ------------------------------------------------------------------------------------------------------
-
-
 # --- eviction --------------------------------------------------------------------------------------------------------
 
 
@@ -177,3 +180,39 @@ def test_every_tree_shown_is_the_live_one(story: LLM, recorded: Recorded) -> Non
 
 def marks_of(tree: Any) -> set[str]:
     return {node.mark for root in (tree.before, tree.root) for node in root.walk()}
+
+
+# --- saved pages -----------------------------------------------------------------------------------------------------
+
+
+def data_of(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def rounded(data: Any) -> Any:
+    """Fractions, which another processor may round differently, to three digits."""
+    if isinstance(data, dict):
+        return {name: rounded(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [rounded(value) for value in data]
+    return float(f"{data:.3g}") if isinstance(data, float) else data
+
+
+def test_every_explorable_is_there_and_no_other_page() -> None:
+    assert {path.stem for path in FOLDER.glob("*.html")} == set(CATALOGUE)
+    listed = re.findall(r"\]\((\w+)\.html\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(CATALOGUE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_a_page_is_what_would_be_recorded_now(
+    name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
+) -> None:
+    there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), recorded(CATALOGUE[name]).html()
+    again = f"python -m notebooks.course.explore {name} --out notebooks/explorables"
+    assert rounded(data_of(there)) == rounded(data_of(now)), again
+    without = [re.sub(r'(id="data">).*?(</script>)', r"\1\2", page, flags=re.DOTALL) for page in (there, now)]
+    assert without[0] == without[1], again

@@ -1,8 +1,7 @@
 """The player on the screens it is read on: what is in view, what a key means after a click, and what axe-core finds."""
 
-import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,8 +12,7 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.axe import axe_findings, needs_axe
-from tests.helpers.chromium import BIG, LAPTOP, PHONE, SIDEWAYS, device, drawn, press
+from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, drawn, needs_axe, press
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -55,36 +53,13 @@ def pages(long_run: Trace, example: Trace, tmp_path_factory: pytest.TempPathFact
     return addresses
 
 
-def thumb_of_slider(page: "Chrome") -> int:
-    """The node of the slider's thumb, which is in a part of the document that scripts do not see."""
-
-    def find(node: dict[str, Any], found: Any) -> dict[str, Any] | None:
-        if found(node.get("attributes", [])):
-            return node
-        below = itertools.chain(node.get("children", ()), node.get("shadowRoots", ()))
-        return next(filter(None, (find(child, found) for child in below)), None)
-
-    document = page.execute_cdp_cmd("DOM.getDocument", {"depth": -1, "pierce": True})["root"]
-    slider = find(document, lambda attributes: "range" in attributes)
-    assert slider is not None
-    thumb = find(slider, lambda attributes: "thumb" in attributes)
-    assert thumb is not None
-    return thumb["nodeId"]
-
-
-def middle_of(page: "Chrome", node: int) -> float:
-    """Where a node is, from the left."""
-    left, _, right = page.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": node})["model"]["border"][:3]
-    return (left + right) / 2
-
-
 # --- the timeline -----------------------------------------------------------------------------------------------------
 
 
 def test_the_timeline_shows_the_lanes_of_the_pass(browser: "Chrome", pages: dict[str, str], long_run: Trace) -> None:
     browser.get(pages["long"])
     steps = [1, 60, 150, 290, len(long_run) - 1, 30]
-    for screen in (LAPTOP, BIG, PHONE, SIDEWAYS):
+    for screen in (LAPTOP, PHONE):
         with device(browser, *screen):
             found = browser.execute_script(
                 """
@@ -109,43 +84,6 @@ def test_the_timeline_shows_the_lanes_of_the_pass(browser: "Chrome", pages: dict
             assert seen == expected, (screen, step)
             assert above >= 0, (screen, step, "the row of passes stays above them")
             assert below >= 0, (screen, step)
-
-
-def test_the_timeline_stays_where_it_was_scrolled_to_while_that_shows_the_pass(
-    browser: "Chrome", pages: dict[str, str]
-) -> None:
-    with device(browser, *LAPTOP):
-        browser.get(pages["long"])
-        where = """
-            const box = document.querySelector("#timeline .lanes");
-            if (arguments[1]) box.scrollTop += arguments[1];
-            player.show(arguments[0]);
-            return box.scrollTop;"""
-        followed = browser.execute_script(where, 150, 0)
-        assert followed > 0
-        assert browser.execute_script(where, 151, -10) == followed - 10
-        assert browser.execute_script(where, 152, 10_000) == followed
-        assert browser.execute_script(where, 0, 0) == 0, "nothing has arrived yet"
-
-
-@pytest.mark.parametrize("name", ["long", "example"])
-def test_the_thumb_of_the_slider_stands_above_the_cursor(browser: "Chrome", pages: dict[str, str], name: str) -> None:
-    browser.get(pages[name])
-    last = browser.execute_script("return player.replay.frames.length - 1")
-    thumb = thumb_of_slider(browser)
-    for screen in (LAPTOP, PHONE, SIDEWAYS):
-        with device(browser, *screen):
-            for number in (0, 1, last // 2, last - 1, last):
-                cursor, left, width = browser.execute_script(
-                    """
-                    player.show(arguments[0]);
-                    const box = (part) => document.querySelector(`#timeline ${part}`).getBoundingClientRect();
-                    const [cursor, track] = [box(".cursor"), box(".track")];
-                    return [cursor.left + cursor.width / 2, track.left, track.width];""",
-                    number,
-                )
-                assert cursor == pytest.approx(left + width * (number + 0.5) / (last + 1), abs=0.6), (screen, number)
-                assert middle_of(browser, thumb) == pytest.approx(cursor, abs=0.6), (screen, number)
 
 
 # --- what is in view --------------------------------------------------------------------------------------------------
@@ -179,24 +117,6 @@ def test_a_notebooks_frame_and_what_matters_in_it_fit_a_laptop(
             browser.switch_to.default_content()
 
 
-@pytest.mark.parametrize("name", ["long", "example"])
-def test_on_a_phone_held_sideways_the_head_takes_less_than_a_third(
-    browser: "Chrome", pages: dict[str, str], name: str
-) -> None:
-    with device(browser, *SIDEWAYS, touch=True):
-        browser.get(pages[name])
-        covered, play = browser.execute_script("""
-            player.show(20);
-            document.querySelector("footer").scrollIntoView({ block: "end" });
-            let covered = 0;
-            for (let y = 0; y < innerHeight; y++) {
-              if (document.elementFromPoint(20, y)?.closest("header, #stage")) covered += 1;
-            }
-            return [covered, document.querySelector("#play").getBoundingClientRect().top];""")
-        assert covered < 390 / 3
-        assert 0 <= play < 390 / 3, "the buttons stay in reach"
-
-
 # --- keys after clicks ------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +134,7 @@ def playing(page: "Chrome") -> bool:
 
 CLICKED_AND_SHOWN = (
     *(("#first", 0), ("#back", 4), ("#forward", 6), ("#extend", 6)),
-    *((".speed select", 5), ("#rows .chip", 5), ("h1", 5)),
+    *(("#rows .chip", 5), ("h1", 5)),
 )
 
 
@@ -223,22 +143,15 @@ def test_after_a_click_space_plays_and_pauses(stopped_clock: "Chrome") -> None:
     for clicked, frame in CLICKED_AND_SHOWN:
         page.execute_script("document.activeElement.blur(); player.show(5)")
         page.find_element(By.CSS_SELECTOR, clicked).click()
-        if "select" in clicked:
-            press(page, Keys.ESCAPE)  # closes the list, and leaves the focus where it is
         assert page.execute_script("return player.current") == frame, clicked
-        for expected in (True, False, True, False):
+        for expected in (True, False):
             press(page, " ")
             assert playing(page) is expected, clicked
             assert page.execute_script("return player.current") == frame, clicked
-
-
-def test_after_a_click_on_play_space_pauses_once(stopped_clock: "Chrome") -> None:
-    page = stopped_clock
     page.find_element(By.ID, "play").click()
     assert playing(page)
-    for expected in (False, True, False):
-        press(page, " ")
-        assert playing(page) is expected
+    press(page, " ")
+    assert not playing(page)
 
 
 def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: "Chrome") -> None:
@@ -264,29 +177,19 @@ def test_a_control_reached_by_the_keyboard_keeps_its_keys(stopped_clock: "Chrome
 
 @needs_axe
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "step", "screen", "dark"),
     [
-        ("example", [(1, LAPTOP, False), (7, PHONE, True), (20, SIDEWAYS, False), (34, LAPTOP, True)]),
-        ("long", [(1, SIDEWAYS, True), (7, LAPTOP, False), (20, PHONE, True), (34, PHONE, False)]),
+        ("example", 7, PHONE, True),
+        ("example", 34, LAPTOP, False),
+        ("long", 20, PHONE, False),
+        ("long", 7, LAPTOP, True),
     ],
-    ids=["example", "long"],
 )
 def test_axe_finds_nothing(
-    browser: "Chrome", pages: dict[str, str], name: str, shown: list[tuple[int, tuple[int, int], bool]]
+    browser: "Chrome", pages: dict[str, str], name: str, step: int, screen: tuple[int, int], dark: bool
 ) -> None:
-    """Each page on every screen, in dark and in light, and so is each step. Among these: a prompt of which a part is not
-    computed yet, a retraction, requests that have ended."""
+    """Among these: a prompt of which a part is not computed yet, a retraction, requests that have ended."""
     browser.get(pages[name])
-    for step, screen, dark in shown:
-        with device(browser, *screen, dark=dark, touch=screen != LAPTOP):
-            browser.execute_script(f"player.show({step})")
-            assert axe_findings(browser) == [], (step, screen, dark)
-
-
-def test_lanes_are_as_high_as_a_finger_needs(browser: "Chrome", pages: dict[str, str]) -> None:
-    with device(browser, *PHONE, touch=True):
-        browser.get(pages["long"])
-        tops = browser.execute_script(
-            "return [...document.querySelectorAll('#timeline [data-request]')].map((name) => name.offsetTop)"
-        )
-        assert {after - before for before, after in itertools.pairwise(tops)} == {24}
+    with device(browser, *screen, dark=dark, touch=screen == PHONE):
+        browser.execute_script(f"player.show({step})")
+        assert axe_findings(browser) == []

@@ -2,17 +2,16 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nanoinfer.requests.tokenizer import whole_characters
 from nanoinfer.trace import Trace, record
 from nanoinfer.trace.perfetto import trace_events
-from tests.helpers.engines import LetterTokenizer, make_engine, serve
+from tests.helpers.engines import make_engine, serve
 from tests.tools.trace.conftest import fetched_from
 
 EXAMPLE = Path(__file__).parents[3] / "data" / "trace"
@@ -92,29 +91,6 @@ def test_a_file_that_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> N
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.json"):
         Trace.load(tmp_path / "x.json")
-
-
-class ByteTokenizer(LetterTokenizer):
-    """A token is a byte: characters beyond ASCII take several."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token_ids).decode("utf-8", errors="replace")
-
-
-def test_characters_of_several_tokens_are_whole_in_texts() -> None:
-    tokens, decode = list("aé€😀b".encode()), ByteTokenizer().decode
-    texts = {token: decode([token]) for token in tokens}
-    assert whole_characters(tokens, texts, decode) == {
-        1: "",
-        2: "é",
-        3: "",
-        4: "",
-        5: "€",
-        6: "",
-        7: "",
-        8: "",
-        9: "😀",
-    }
 
 
 def test_the_committed_example_is_a_trace_in_which_everything_happens() -> None:

@@ -3,14 +3,12 @@
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.trace import Recorder, record
 from nanoinfer.trace.events import from_runs
 from tests.helpers.engines import V, greedy, make_engine, model_of, serve
@@ -29,37 +27,18 @@ def test_tokens_are_the_same_with_and_without(story: LLM) -> None:
         assert [req.output_ids for req in trace.state().requests.values()] == plain
 
 
-def test_afterwards_the_engine_is_as_it_was() -> None:
+def test_afterwards_even_after_an_exception_the_engine_is_as_it_was() -> None:
     engine = make_engine()
     owners = (engine, engine.scheduler, engine.radix_cache)
     before = [dict(vars(owner)) for owner in owners]
-    with record(engine) as trace:
-        assert [set(vars(owner)) - set(old) for owner, old in zip(owners, before, strict=True)] != [set()] * 3
+    with suppress(KeyError), record(engine) as trace:
+        serve(engine, [1, 2, 3])
+        raise KeyError
     assert [vars(owner).keys() for owner in owners] == [old.keys() for old in before]
-    serve(engine, [1, 2, 3])
-    assert len(trace) == 0
-    assert len(trace.events) == 1
-    trace.stop()  # again: nothing left to do
-
-
-def test_an_exception_in_the_block_ends_the_recording() -> None:
-    engine = make_engine()
-    traces = []
-
-    def interrupted() -> None:
-        with record(engine) as trace:
-            traces.append(trace)
-            serve(engine, [1, 2, 3])
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    (trace,) = traces
     steps = len(trace)
-    assert steps == 4
     serve(engine, [1, 2, 3])
-    assert len(trace) == steps
-    assert "step" not in vars(engine)
+    assert len(trace) == steps == 4
+    trace.stop()  # again: nothing left to do
 
 
 def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
@@ -136,23 +115,6 @@ def test_only_engines_can_be_recorded(engine: Any) -> None:
         pass
 
 
-def test_methods_replaced_while_recording_are_used_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
-    calls = []
-    with record(engine) as trace:
-        original = RadixCache._append
-        monkeypatch.setattr(RadixCache, "_append", lambda self, *a: (calls.append(a), original(self, *a))[1])
-        recorded_step = engine.step
-        engine.step = lambda: recorded_step()  # type: ignore[method-assign]
-        ours = engine.step
-        serve(engine, [1, 2, 3])
-    assert calls
-    assert engine.step is ours, "another wrapper, around ours: not ours to take away"
-    steps = len(trace)
-    serve(engine, [1, 2, 3])
-    assert len(trace) == steps == 4
-
-
 def test_no_request_node_or_engine_is_kept_alive() -> None:
     engine = make_engine()
     with record(engine) as trace:
@@ -172,21 +134,6 @@ def test_no_request_node_or_engine_is_kept_alive() -> None:
     gc.collect()
     assert gone() is None
     assert trace.state().requests[0].output_ids == [4, 5, 6]
-
-
-def test_a_trace_holds_numbers_and_text_only() -> None:
-    engine = make_engine(page_size=4)
-    with record(engine) as trace:
-        serve(engine, [1, 2, 3, 4, 5], "abcdefgh")
-
-    def kinds(value: Any) -> set[type]:
-        if isinstance(value, dict):
-            value = [*value.keys(), *value.values()]
-        if isinstance(value, list | tuple):
-            return set().union(*map(kinds, value)) if value else set()
-        return kinds(list(vars(value).values())) if hasattr(value, "__dict__") else {type(value)}
-
-    assert kinds([trace.events, trace.requests, trace.engine]) <= {int, float, str, bool, type(None)}
 
 
 def test_an_event_costs_what_happened_not_the_size_of_pool_and_tree() -> None:
@@ -229,25 +176,7 @@ def test_a_step_that_is_not_there_is_refused(step: int) -> None:
     engine = make_engine()
     with record(engine) as trace:
         serve(engine, [1, 2, 3], max_new_tokens=3)
-    with pytest.raises(ValueError, match=rf"step={step}: must be in 1\.\.3"):
-        trace.step(step)
-    if step > 0:
-        with pytest.raises(ValueError, match=rf"step={step}: must be in 0\.\.3"):
-            trace.state(step)
-
-
-def test_pool_slots_are_runs_in_the_order_of_the_tokens() -> None:
-    from nanoinfer.trace.events import from_runs, to_runs
-
-    for slots in ([], [5], [0, 1, 2], [7, 3, 4, 5, 9, 8], [4, 4]):
-        assert from_runs(to_runs(np.array(slots, dtype=np.int32))) == slots
-    assert to_runs(torch.arange(3, 9).numpy()) == [3, 6]
-
-
-def test_a_recorder_without_a_block_stops_on_stop() -> None:
-    engine = make_engine()
-    recorder = Recorder(engine)
-    serve(engine, [1, 2, 3])
-    recorder.stop()
-    serve(engine, [1, 2, 3])
-    assert len(recorder.trace) == 4
+    for read in (trace.step, trace.state, trace.describe):
+        if (read, step) != (trace.state, -4):  # the beginning
+            with pytest.raises(ValueError, match=rf"step={step}"):
+                read(step)

@@ -1,4 +1,5 @@
-"""Traces: after every step of every kind of run, what is rebuilt from the events is what the engine has."""
+"""Traces: after every step of every kind of run, what is rebuilt from the events is what the engine has, drafts and fetches
+among it."""
 
 from contextlib import suppress
 from typing import Any
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 
 from nanoinfer import Engine, SamplingParams
-from nanoinfer.trace import record
-from tests.helpers.engines import greedy, make_engine, serve
+from nanoinfer.trace import Trace, record
+from notebooks.course.explore.lives import lives_of
+from tests.helpers.engines import finish, greedy, make_engine, serve
+from tests.helpers.storeys import storey_of, with_files
 from tests.helpers.traces import assert_same
+from tests.tools.trace.conftest import ASKS_AGAIN, LONG, PROMPTS, fetched_from
 
 
 class Clock:
@@ -195,3 +199,80 @@ def test_what_comes_back_from_host_memory_is_in_the_trace(fields: dict[str, Any]
             assert_same(trace, engine)
     assert engine.stats().host_fetched_tokens
     assert engine.stats().retractions
+
+
+# --- drafts and storeys ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_verify_computed_and_brought_is_in_its_entries(drafted: Trace) -> None:
+    (event,) = [event for event in drafted.events if event.drafted]
+    first, second = event.batch
+    assert (event.mode, event.drafted, event.accepted) == ("VERIFY", 3, 2)
+    assert (first.start, first.end, first.accepted, first.kv_len) == (7, 11, 2, 10)
+    assert "".join(map(chr, first.drafts or ())) == "dea"
+    assert "".join(map(chr, first.tokens)) == "def"
+    assert (second.start, second.end, second.drafts, second.accepted, second.kv_len) == (3, 4, [], 0, 4)
+    right, wrong = (lives_of(drafted, 0, position)[-1] for position in (9, 10))
+    assert (right.written, wrong.written) == (event.step, event.step + 1), "its own K/V, not that of a wrong draft"
+
+
+def test_a_trace_that_starts_later_knows_the_drafts_and_fetches_before() -> None:
+    engine = make_engine(drafter="ngram", adaptive_drafts=False)
+    engine.add_request("abcdeab", greedy(12))
+    engine.step()
+    engine.step()
+    with record(engine) as trace:
+        assert_same(trace, engine)
+        assert (trace.requests[0].drafted_tokens, trace.requests[0].accepted_tokens) == (3, 2)
+        finish(engine)
+    engine = make_engine(slots=56, host_cache_tokens=128)
+    storey_of(engine)
+    serve(engine, *PROMPTS, max_new_tokens=1)
+    engine.add_request(ASKS_AGAIN, greedy(5))
+    engine.step()
+    with record(engine) as trace:
+        assert_same(trace, engine)
+        assert trace.state().requests[0].cached_tokens_by_tier == {"device": 0, "host": 32, "disk": 0}
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_a_fetch_is_an_event_with_the_tokens_of_each_storey(files: bool) -> None:
+    trace, _, output = fetched_from(files)
+    (fetch,) = [fetch for event in trace.events for fetch in event.fetched]
+    tiers = output.cached_tokens_by_tier
+    assert {storey: end - start for storey, (start, end) in fetch.parts.items()} == {
+        storey: tokens for storey, tokens in tiers.items() if tokens and storey != "device"
+    }
+    state = trace.state().requests[4]
+    assert (fetch.request, state.cached_tokens_by_tier) == (4, tiers)
+    assert sum(tiers.values()) == state.cached_tokens == 32
+
+
+@pytest.mark.parametrize("host_cache_tokens", [32, 96])
+def test_what_left_while_room_was_made_is_no_fetch(host_cache_tokens: int) -> None:
+    engine = make_engine(slots=56, host_cache_tokens=host_cache_tokens)
+    storey_of(engine)
+    with_files(engine)
+    with record(engine) as trace:
+        serve(engine, *PROMPTS, max_new_tokens=1)
+        (output,) = serve(engine, ASKS_AGAIN, max_new_tokens=2)
+        assert_same(trace, engine)
+    assert output.cached_tokens == 0
+    assert not [event for event in trace.events if event.fetched]
+
+
+def test_what_is_fetched_at_a_later_admission_is_an_event_and_does_not_count_as_cached() -> None:
+    engine = make_engine(slots=56, host_cache_tokens=128)
+    storey_of(engine)
+    serve(engine, LONG, max_new_tokens=1)
+    with record(engine) as trace:
+        request_id = engine.add_request(ASKS_AGAIN, greedy(4))
+        engine.step()
+        engine.pause(request_id)
+        serve(engine, PROMPTS[1], max_new_tokens=1)
+        engine.resume(request_id)
+        (output,) = engine.step()
+        assert_same(trace, engine)
+    assert [fetch.parts for event in trace.events for fetch in event.fetched] == [{"host": (0, 32)}]
+    device = {"device": 40, "host": 0, "disk": 0}
+    assert output.cached_tokens_by_tier == trace.state().requests[0].cached_tokens_by_tier == device

@@ -7,10 +7,9 @@ from matplotlib.colors import to_rgba
 
 from nanoinfer import viz
 from nanoinfer.trace import Trace, record
-from nanoinfer.trace.events import Fetch
 from nanoinfer.trace.phases import spans
 from nanoinfer.viz.palette import ROLES
-from tests.helpers.engines import greedy, make_engine, model_of, serve
+from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import assert_readable, named, texts
 from tests.tools.trace.conftest import fetched_from
 
@@ -73,11 +72,6 @@ def test_a_fetch_is_said_and_what_enters_the_tree_is_only_what_was_computed(file
     where = "files" if files else "host memory"
     assert f"request 4 fetches K/V of {output.cached_tokens} tokens from {where}" in sentence
     assert sentence.endswith("9 tokens enter the tree.")
-    event = next(event for event in trace.events if event.fetched)
-    event.fetched[:] = [Fetch(4, 16, 32, 48)] * 6
-    sentence = trace.describe(event.step)
-    assert sentence.count("16 tokens from host memory and 16 from files") == 3
-    assert "so it is with 3 more requests" in sentence
 
 
 # --- spans and timelines ---------------------------------------------------------------------------------------------
@@ -152,17 +146,3 @@ def test_a_pass_that_was_never_made_has_a_look_of_its_own_and_without_steps_ther
         with pytest.raises(RuntimeError, match="no plan"):
             engine.step()
     assert "failed pass" in texts(viz.timeline(trace))
-
-
-def test_a_failing_verify_has_drafts_and_no_tokens() -> None:
-    engine = make_engine(drafter="ngram", adaptive_drafts=False)
-    with record(engine) as trace:
-        engine.add_request("abcdeab", greedy(9))
-        engine.step()
-        model_of(engine).fail_at = 2
-        with pytest.raises(RuntimeError, match="the model broke"):
-            engine.step()
-    event = trace.step(2)
-    assert (event.mode, event.batch[0].tokens, event.drafted, event.accepted) == ("VERIFY", [], 3, 0)
-    assert "request 0 ends (error)" in trace.describe(2)
-    assert trace.state().requests[0].drafted_tokens == 0, "none was checked"

@@ -46,19 +46,6 @@ def test_bars_are_as_long_as_their_values_and_lines_go_through_their_points() ->
     ]
 
 
-def test_axes_have_plain_numbers() -> None:
-    def ticks(picture: viz.Picture, axis: str = "x") -> list[str]:
-        picture.canvas.draw()
-        return [label.get_text() for label in getattr(picture.axes[0], f"get_{axis}ticklabels")()]
-
-    far, near = {"a": ([1, 4000], [0.001, 300])}, {"a": ([1, 2, 8], [5, 6, 7])}
-    assert ticks(viz.lines(far, x="tokens", y="ms", log=True)) == ["1", "10", "100", "1,000", "10,000"]
-    assert ticks(viz.lines(near, x="tokens", y="ms", log=True)) == ["1", "2", "4", "8"]
-    assert ticks(viz.lines(near, x="rank", y="ms", log=True, ticks=[1, 8])) == ["1", "8"]
-    ratios = viz.lines({"a": ([1, 2, 3], [1, 2, 2.5])}, x="page size", y="", times="as long")
-    assert {"0", "half as long", "1.5 times as long", "twice as long"} <= set(ticks(ratios, "y"))
-
-
 def test_a_heat_map_is_darker_where_there_is_more_and_no_darker_than_its_most() -> None:
     values = [[0.0, 0.1, 0.2, 0.4]]
     cells = [named(viz.heat_map(values, ["p"], "abcd", most=0.2), f"cell 0 {i}")[0] for i in range(4)]

@@ -1,5 +1,6 @@
 """The explorables in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
 
+import json
 from collections.abc import Callable
 from math import floor
 from pathlib import Path
@@ -8,29 +9,45 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nanoinfer import LLM
+from notebooks.course.explore import (
+    Bar,
+    Bars,
+    Cell,
+    CellRow,
+    Cells,
+    Control,
+    Explorable,
+    Frame,
+    Lane,
+    Lanes,
+    Node,
+    Number,
+    Numbers,
+    Span,
+    Strip,
+    Tree,
+)
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
-from notebooks.course.explore.explorable import Explorable, Frame
 from notebooks.course.explore.page_sizes import page_sizes
-from notebooks.course.explore.panels.base import Bars, Numbers, Panel
-from notebooks.course.explore.panels.cells import Cells
-from notebooks.course.explore.panels.lanes import Lanes
-from notebooks.course.explore.panels.tree import Node, Tree
+from notebooks.course.explore.panels.base import Panel
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
 from notebooks.course.explore.verify_steps import verify_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.chromium import device, press
-from tests.tools.pages.conftest import sampled
+from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, needs_axe, press
+from tests.tools.pages.conftest import make, sampled
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 pytestmark = pytest.mark.slow
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
 MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
     page_sizes,
     pool_sizes,
@@ -175,3 +192,78 @@ def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:
     still = explorable.still()
     assert any(frame.sentence in still.alt for frame in explorable.frames.values())
     assert still.png().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small page with a panel of each kind."""
+    path = tmp_path_factory.mktemp("explore") / "page.html"
+    make().save(path)
+    return path
+
+
+def test_nothing_is_fetched(browser: "Chrome", small_path: Path) -> None:
+    browser.get(small_path.as_uri())
+    browser.execute_script("explorable.show([2, 1])")
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    fetched = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert fetched == [small_path.as_uri()]
+
+
+def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> None:
+    nodes = Node("", children=[Node(HOSTILE, HOSTILE, was="k", note=HOSTILE)])
+    of_each = [
+        Bars(HOSTILE, [Bar(HOSTILE, 1, HOSTILE)], 1, HOSTILE),
+        Cells(HOSTILE, [CellRow(HOSTILE, [Cell("r0", HOSTILE)], HOSTILE)], [("r0", HOSTILE)], [HOSTILE]),
+        Lanes(
+            HOSTILE, 1, [Lane(HOSTILE, [Span(0, 1, "decode", HOSTILE)])], Strip(HOSTILE, 1, [[]]), 0, [("r0", HOSTILE)]
+        ),
+        Tree(HOSTILE, nodes, Node("", children=[Node(HOSTILE, key="k")])),
+        Numbers(HOSTILE, [Number(HOSTILE, HOSTILE)]),
+    ]
+    control = Control("c", HOSTILE, ["a", "b"], [HOSTILE, "b"], slider=True)
+    second = Control("d", HOSTILE, ["a", "b"], [HOSTILE, "b"])
+    frames = {(i, j): Frame(of_each, HOSTILE) for i in range(2) for j in range(2)}
+    Explorable(HOSTILE, HOSTILE, [control, second], frames).save(tmp_path / "hostile.html")
+    browser.get((tmp_path / "hostile.html").as_uri())
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert browser.execute_script("return document.querySelectorAll('script').length") == 2
+    for selector in (
+        "h1",
+        "#sentence",
+        "h2",
+        ".bar .label",
+        ".cell",
+        ".node.o-tree b",
+        ".numbers td",
+        "output",
+    ):
+        found = browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
+        assert found == HOSTILE, selector
+    assert browser.get_log("browser") == []
+
+
+@needs_axe
+@pytest.mark.parametrize(("screen", "dark"), [(LAPTOP, False), (PHONE, True)], ids=str)
+def test_axe_finds_nothing(browser: "Chrome", small_path: Path, screen: tuple[int, int], dark: bool) -> None:
+    with device(browser, *screen, dark=dark, touch=screen == PHONE):
+        browser.get(small_path.as_uri())
+        browser.execute_script("explorable.show([2, 1])")  # the longest row
+        assert axe_findings(browser) == []
+
+
+def test_in_a_notebook_the_frame_runs_and_hides_the_picture_beneath_it(browser: "Chrome", tmp_path: Path) -> None:
+    """The elements are JupyterLab's: one .jp-OutputArea-child per output."""
+    output = '<div class="jp-OutputArea-child">{}</div>'
+    picture = '<img alt="still" src="data:,">'
+    text = output.format(make()._repr_html_()) + output.format(picture) + output.format("later")
+    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{text}</body>")
+    browser.get((tmp_path / "notebook.html").as_uri())
+    seen = browser.execute_script(
+        "return [...document.querySelectorAll('.jp-OutputArea-child')].map((child) => getComputedStyle(child).display)"
+    )
+    assert seen == ["block", "none", "block"]
+    browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
+    browser.find_element(By.CSS_SELECTOR, "[aria-label='slots: one more']").click()
+    assert browser.find_element(By.ID, "sentence").text == "16 slots, few."
+    browser.switch_to.default_content()
