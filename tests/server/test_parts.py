@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pytest
 import tokenizers
 from tokenizers.decoders import Metaspace
@@ -12,9 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.server.formatter import dumps
 from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
-from tests.helpers.servers import Running
 from tests.helpers.texts import TOKENIZER, encode
-from tests.helpers.waiting import HANG_S
 
 NAMES = TokenNames(TOKENIZER, TOKENIZER.special_ids)
 TEXT = "The fox 🦊 said: schön!"
@@ -89,24 +86,3 @@ def test_text_on_the_wire_is_json_on_one_line(text: str) -> None:
     written = dumps(text)
     assert json.loads(written) == text
     assert len(written.splitlines()) == 1
-
-
-def test_text_is_never_cut_inside_a_character(server: Running) -> None:
-    """Each event is UTF-8 by itself, though tokens are parts of characters."""
-    fox = "".join("🦊é✓" for _ in range(4))
-    body = {
-        "model": "story",
-        "prompt": "x",
-        "max_tokens": 100,
-        "guided_choice": [fox],
-        "stream": True,
-        "return_token_ids": True,
-    }
-    text = ""
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=HANG_S) as answer:
-        for part in answer.iter_raw():
-            part.decode()
-            for event in part.split(b"\n\n"):
-                if event.startswith(b"data: {"):
-                    text += json.loads(event.removeprefix(b"data: "))["choices"][0]["text"]
-    assert text == fox

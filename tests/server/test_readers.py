@@ -157,7 +157,7 @@ def test_connections_that_end_in_the_middle(small: Running, how: str) -> None:
 def test_more_requests_than_allowed_are_refused_but_not_who_asks_for_health() -> None:
     with gated_server(settings={"max_requests": 1}) as (server, gate, engine):
         sock = server.connect()
-        send(sock, {**BODY, "max_tokens": 2})
+        send(sock, {**BODY, "max_tokens": 2}, "connection: close")
         until(lambda: in_a_pass(engine))
         refused = server.get("/v1/models")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")

@@ -55,6 +55,7 @@ WRONG_COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("guided_json", {"guided_json": {"type": "nonsense"}}),
     ("guided_json", {"guided_json": {"const": ["\ud800"]}}),
     ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("guided_grammar", {"guided_grammar": 'start: "a"', "ebnf": 'start: "b"'}),
     ("structured_outputs.choice", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
     ("cache_salt", {"cache_salt": "\ud800"}),
     ("stop_token_ids[0]", {"stop_token_ids": ["a"] * 20_000}),
@@ -218,31 +219,6 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
         assert text_of(server, "/v1/chat/completions", asked) == text_of(
             server, "/v1/chat/completions", {**CHAT, "messages": plain}
         )
-
-
-def test_one_grammar_may_have_two_names_but_not_two_values(server: Running) -> None:
-    asked = {**COMPLETION, "guided_grammar": 'start: "a"', "max_tokens": 5}
-    same = {"ebnf": 'start: "a"', "grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}
-    assert text_of(server, "/v1/completions", {**asked, **same}) == "a"
-    for other in ({"ebnf": 'start: "b"'}, {"regex": "b"}):
-        answer = post(server, "/v1/completions", {**asked, **same, **other})
-        assert (answer.status_code, answer.json()["error"]["param"] in (*same, *other)) == (400, True)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"regex": "[x]{3}"}, "xxx"),
-        ({"ebnf": 'root ::= item{2} "."\nitem ::= "é" | "\\u00e9"'}, "éé."),
-        ({"json_schema": '{"const": 5}'}, "5"),
-        ({"guided_grammar": 'start: "<" %json {"const": [1, 2]} ">"'}, "<[1,2]>"),
-    ],
-)
-def test_grammars_by_sglangs_names_and_in_other_notations(server: Running, given: dict[str, Any], text: str) -> None:
-    assert text_of(server, "/v1/completions", {**COMPLETION, **given, "max_tokens": 20}) == text
-    if "guided_grammar" not in given:
-        answer = post(server, "/generate", {"text": "Once", "sampling_params": {**given, "max_new_tokens": 20}})
-        assert answer.json()["text"] == text
 
 
 def test_the_log_has_each_ignored_name_once(

@@ -55,8 +55,6 @@ def routes(service: Service) -> list[BaseRoute]:
     async def events(request: Request) -> Response:
         if service.is_ending.is_set() or service.engine.is_closed:
             raise shut_down()
-        if feed.is_full:
-            raise ApiError(503, f"too many browsers watch: {feed.watchers}", code="too_many_watchers")
         return StreamingResponse(feed.stream(), headers=STREAM)
 
     return [Route("/", page), Route("/static/{file}", static), Route("/live/events", events)]

@@ -1,20 +1,23 @@
-"""The end of a server: what it accepted is served, or told that it is not; newcomers are refused."""
+"""A server is up when it has started. At its end, what it accepted is served or told so, and newcomers are refused."""
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
-from nanoinfer import Engine
-from nanoinfer.server.errors import ApiError
+from nanoinfer import LLM, Engine
+from nanoinfer.server import ServerThread
 from nanoinfer.server.generation import Generation
 from nanoinfer.server.metrics import Metrics
-from nanoinfer.server.request_context import Drain, RequestContext
-from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, read_all, request_bytes
-from tests.helpers.waiting import HANG_S, run, until
+from nanoinfer.server.settings import SECONDS
+from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, patient_app, read_all, request_bytes
+from tests.helpers.waiting import HANG_S, Worker, run, until
+from tests.server.conftest import greedy
 
 
 def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> None:
@@ -89,46 +92,6 @@ def test_after_the_drain_timeout_a_request_that_is_being_prepared_is_told() -> N
         engine.check_integrity()
 
 
-@pytest.mark.parametrize(("ends", "status", "code"), [(False, 500, "aborted"), (True, 503, "shutting_down")])
-def test_a_request_that_is_aborted_from_inside_is_told_why(ends: bool, status: int, code: str) -> None:
-    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
-        answer = threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})
-        let_in(server, gate, engine, 1)
-        until(lambda: server.service.open)
-        (generation,) = server.service.open
-        if ends:
-            server.end()
-            until(lambda: server.service.drain.is_draining)
-        doors = server.service.engine
-        aborts = threads.submit(server.call, doors.abort(generation.streams[0].request_id))  # type: ignore[attr-defined]
-        until(lambda: aborts.done() or doors._client.loop._commands.qsize())  # type: ignore[attr-defined]
-        gate.open()
-        aborts.result()
-        assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (status, code)
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_only_what_the_drain_has_ended_is_told_of_the_end(ends: bool) -> None:
-    """Whoever else cancels a task means it: a cancelled task that goes on would hang whoever waits for its end."""
-
-    async def cancelled() -> tuple[BaseException | None, int]:
-        drain = Drain()
-
-        async def serve() -> None:
-            with drain.inside(RequestContext()):
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(serve())
-        await asyncio.sleep(0)
-        drain.end() if ends else task.cancel()
-        (raised,) = await asyncio.gather(task, return_exceptions=True)
-        return raised, drain.serving
-
-    raised, serving = run(cancelled)
-    assert type(raised) is (ApiError if ends else asyncio.CancelledError)
-    assert serving == 0
-
-
 class EndlessStream:
     """Has a new piece whenever it is asked."""
 
@@ -154,3 +117,87 @@ def test_of_several_streams_no_more_is_read_than_somebody_asks_for() -> None:
         return [stream.reads for stream in streams]
 
     assert max(run(lambda: read(5))) <= 5
+
+
+# --- a server in a thread of its own -----------------------------------------------------------------------------------
+
+PATIENCE = dict.fromkeys(SECONDS, HANG_S)
+
+
+def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
+    with ServerThread(patient_app(LLM("story", max_total_tokens=256))) as server:
+        assert httpx.get(f"{server.url}/health", timeout=HANG_S).json() == {"status": "ok"}
+        assert server.url.endswith(f":{server.port}")
+        assert server.call(server.service.engine.stats()).running == 0
+
+        async def fail() -> None:
+            await asyncio.sleep(0)
+            raise KeyError("here")
+
+        with pytest.raises(KeyError, match="here"):
+            server.call(fail())
+    assert server.wait(0)
+    assert server.service.engine.is_closed
+    server.end()  # nothing is left to end
+    with pytest.raises(RuntimeError):
+        server.call(server.service.engine.stats())
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("story", max_total_tokens=1024)
+
+
+def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
+    body = {"model": "story", "prompt": "Once upon", "max_tokens": 8, "temperature": 0}
+    serving = llm.serve(**PATIENCE)
+    try:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", serving.url)
+        ours = Worker(lambda: [llm.generate("Once upon", greedy(8))[0].text for _ in range(5)])
+        theirs = [httpx.post(f"{serving.url}/v1/completions", json=body, timeout=HANG_S).json() for _ in range(5)]
+        (wanted,) = set(ours.result())
+        assert {answer["choices"][0]["text"] for answer in theirs} == {wanted}
+        assert theirs[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "they share one tree"
+    finally:
+        serving.stop()
+    serving.stop()  # nothing is left to stop
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{serving.url}/health", timeout=HANG_S)
+    assert llm.generate("Once upon", greedy(8))[0].text == wanted, "the model is left as it was"
+
+
+def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
+    with llm.serve(**PATIENCE) as first:
+        with pytest.raises(RuntimeError, match=str(first.port)):
+            llm.serve(first.port)
+        settings = {"host": "127.0.0.2", "api_keys": ["fox"], "served_model_name": "tales", **PATIENCE}
+        second = llm.serve(first.port, **settings)
+    with second:
+        assert second.url == f"http://127.0.0.2:{first.port}"
+        assert httpx.get(f"{second.url}/v1/models", timeout=HANG_S).status_code == 401
+        models = httpx.get(f"{second.url}/v1/models", headers={"authorization": "Bearer fox"}, timeout=HANG_S)
+        assert models.json()["data"][0]["id"] == "tales"
+
+
+def test_in_a_notebook_it_is_its_page_in_a_frame(llm: LLM) -> None:
+    with llm.serve(**PATIENCE) as serving:
+        shown = serving._repr_html_()  # type: ignore[attr-defined]
+        assert f'<iframe src="{serving.url}/"' in shown
+        policy = httpx.get(f"{serving.url}/", timeout=HANG_S).headers["content-security-policy"]
+        assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:* vscode-webview:")
+    assert "iframe" not in serving._repr_html_()  # type: ignore[attr-defined]
+    with llm.serve(framed_by=(), **PATIENCE) as alone:
+        assert httpx.get(f"{alone.url}/", timeout=HANG_S).headers["content-security-policy"].endswith("'none'")
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "8000"])
+def test_a_port_that_is_none_is_told(llm: LLM, port: Any) -> None:
+    with pytest.raises(ValueError, match="port"):
+        llm.serve(port)
+
+
+def test_an_address_of_another_machine_is_told_and_a_name_that_it_listens_at_may_be_asked_for(llm: LLM) -> None:
+    with pytest.raises(RuntimeError, match=r"192\.0\.2\.1"):
+        llm.serve(host="192.0.2.1")
+    with llm.serve(host="localhost") as serving:
+        assert "localhost" in serving.service.settings.allowed_hosts
