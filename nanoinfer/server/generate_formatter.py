@@ -23,8 +23,6 @@ async def generate_request(service: Service, body: GenerateRequest) -> Generatio
     if body.lora_path is not None and body.model is not None:
         raise bad_request("lora_path: model is given as well", "lora_path")
     field, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
-    if isinstance(given, str) != (field == "text") and not isinstance(given, list):
-        raise bad_request(f"{field}: must be {'text' if field == 'text' else 'token ids'}, or a list of these", field)
     params = body.sampling_params or GenerateParams()
     fields = ParsedFields(params)
     fields.names |= {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens"}

@@ -67,7 +67,6 @@ def test_a_stream_of_generate_repeats_the_text_so_far(server: Running, reference
     [
         ({}, "text"),
         ({"text": "a", "input_ids": [1]}, "text"),
-        ({"input_ids": "a"}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"logits_processors": ["x"]}}, "sampling_params.logits_processors"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 10**9}}, "max_new_tokens"),

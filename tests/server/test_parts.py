@@ -19,12 +19,12 @@ TEXT = "The fox 🦊 said: schön!"
 
 def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
     tokens = encode(TEXT)
-    assert b"".join(map(NAMES.bytes, tokens)) == TEXT.encode()
-    parts = [NAMES.text(token) for token in tokens if NAMES.text(token).startswith("bytes:")]
+    assert b"".join(NAMES[token].data for token in tokens) == TEXT.encode()
+    parts = [NAMES[token].text for token in tokens if NAMES[token].text.startswith("bytes:")]
     assert parts, "this tokenizer cuts a fox"
     assert all(set(part.removeprefix("bytes:")) <= set("\\x0123456789abcdef") for part in parts)
-    assert (NAMES.text(2), NAMES.is_text(2)) == ("</s>", False)
-    assert NAMES.is_text(tokens[0])
+    assert NAMES[2] == ("</s>", b"</s>", False)
+    assert NAMES[tokens[0]].is_text
 
 
 def test_offsets_are_where_the_tokens_begin() -> None:
@@ -33,8 +33,8 @@ def test_offsets_are_where_the_tokens_begin() -> None:
     at = [offsets.next(token) for token in tokens]
     assert at == sorted(at)
     for token, offset in zip(tokens, at, strict=True):
-        if NAMES.is_text(token) and not NAMES.text(token).startswith("bytes:"):
-            assert TEXT[offset:].startswith(NAMES.text(token))
+        if NAMES[token].is_text and not NAMES[token].text.startswith("bytes:"):
+            assert TEXT[offset:].startswith(NAMES[token].text)
 
 
 def metaspace_names() -> TokenNames:

@@ -221,10 +221,8 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
         )
 
 
-def test_the_log_has_each_ignored_name_once(
-    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "_noted", set())
+def test_the_log_has_each_ignored_name_once(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    protocol._note_ignored.cache_clear()
     caplog.set_level(logging.INFO, "nanoinfer.server")
     said = [{"role": "user", "content": "x", "metadata": {}, "odd\nname": 1}] * 2
     for _ in range(2):
@@ -233,6 +231,3 @@ def test_the_log_has_each_ignored_name_once(
     assert len(lines) == 2
     assert "'metadata'" in lines[0]
     assert "'odd\\nname'" in lines[1]
-    monkeypatch.setattr(protocol, "MOST_NOTED", 10)
-    post(server, "/v1/completions", {**COMPLETION, **{f"{i}".rjust(30, "z"): 1 for i in range(50)}})
-    assert len([record for record in caplog.records if record.name == "nanoinfer.server"]) == 10
