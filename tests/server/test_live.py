@@ -126,20 +126,6 @@ def test_without_show_prompts_not_a_byte_depends_on_what_was_written(tmp_path: P
     assert b'"key 1"' in one
 
 
-def test_without_show_prompts_drafts_are_accepted_as_they_were(tmp_path: Path) -> None:
-    engine = make_engine(slots=96, drafter="ngram", adaptive_drafts=False)
-    taped = Taped(engine, show_prompts=False)
-    with record(engine) as shown:
-        for prompt in ("abcabcabc", "abcdefabcxyzabc"):
-            serve(engine, prompt, max_new_tokens=8)
-    trace = taped.trace(tmp_path)
-    accepted = [[event.accepted for event in each.events if event.is_step] for each in (trace, shown)]
-    assert accepted[0] == accepted[1]
-    assert sum(event.drafted - event.accepted for event in shown.events) > 0
-    assert {token for request in trace.requests for token in request.prompt} == {0}
-    assert trace.text(0) == "□" * 17
-
-
 # --- who watches ------------------------------------------------------------------------------------------------------
 
 Test = Callable[[Feed, AsyncEngine, Any], Awaitable[None]]
@@ -235,16 +221,6 @@ def test_a_failure_ends_the_feed_but_no_request_and_whoever_comes_back_begins_an
         assert "the live page's feed failed" in caplog.text
         assert (await front.generate("abc", greedy(2))).text == "de"
         assert read(await anext(feed.stream()))["events"][0]["mode"] == "START"
-
-    with_feed(test)
-
-
-def test_the_end_of_the_server_ends_it() -> None:
-    async def test(feed: Feed, front: AsyncEngine, service: Any) -> None:
-        stream = feed.stream()
-        await anext(stream)
-        service.is_ending.set()
-        assert await anext(stream) == b"event: end\ndata: {}\n\n"
 
     with_feed(test)
 

@@ -49,19 +49,6 @@ def test_an_answer_streams_and_the_next_question_goes_with_the_conversation(
     assert ask(page, "Tell me a story about a fox.") == first, "without the conversation that was forgotten"
 
 
-def test_an_adapter_answers(browser: webdriver.Chrome, server: Running) -> None:
-    page = opened(browser, server.url)
-    set_field(page, "temperature", 0)
-    set_field(page, "max_tokens", 16)
-    set_field(page, "system", "You are a sailor.")
-    page.execute_script("document.querySelector('#model').value = 'sea'")
-    answer = ask(page, "Tell me a story.")
-    messages = [{"role": "system", "content": "You are a sailor."}, {"role": "user", "content": "Tell me a story."}]
-    body = {"model": "sea", "messages": messages, "temperature": 0, "max_tokens": 16}
-    expected = server.post("/v1/chat/completions", body).json()
-    assert answer == expected["choices"][0]["message"]["content"]
-
-
 @pytest.mark.parametrize("has_template", [True, False])
 def test_settings_are_sent_as_the_protocol_calls_them(
     browser: webdriver.Chrome, server: Running, has_template: bool

@@ -198,9 +198,6 @@ MESSAGE = {
     "cache_control": {"type": "ephemeral"}, "id": "m1", "name": "Ann", "annotations": [], "audio": None, "new": None,
 }  # fmt: skip
 PART = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "id": None, "annotations": []}
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-TOOL = {"type": "function", "cache_control": {}, "id": 1, "function": {"name": "f", "options": [], "new": None}}
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "mood": 1}, "mood": None}
 
 
 def text_of(server: Running, path: str, body: dict[str, Any]) -> str:
