@@ -183,7 +183,7 @@ class GenerationFields(SamplingFields):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     guided_json: JsonSchema = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None

@@ -43,6 +43,7 @@ WRONG_COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("model", {"model": 5}),
     ("stream", {"stream": "yes"}),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": -1, "echo": True, "logprobs": 1}),
     ("prompt_logprobs", {"prompt_logprobs": 0, "stream": True}),
     ("best_of", {"best_of": 2}),
     (None, {f"field{i}": 1 for i in range(101)}),
