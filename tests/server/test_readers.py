@@ -26,11 +26,6 @@ from tests.helpers.servers import (
 from tests.helpers.waiting import run, until, until_async
 
 
-def all_closed(server: Running) -> bool:
-    """Everything that is open is to be aborted, when the pass ends."""
-    return all(server.closed_by())
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", ["a", ["a", "b"]])
 def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any) -> None:
@@ -39,7 +34,7 @@ def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any)
         send(sock, {**BODY, "prompt": prompts, "stream": stream, "max_tokens": 40})
         until(lambda: server.service.open and in_a_pass(engine))
         sock.close()
-        until(lambda: all_closed(server))
+        until(lambda: all(server.closed_by()))
         gate.let_one_through()
         until(lambda: not server.service.open)
         assert (engine.stats().aborted, gate.passes) == (len(prompts), 1)
