@@ -3,18 +3,16 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from nanoinfer.server import live
 from nanoinfer.server.block_events import block_routes
 from nanoinfer.server.middleware import DrainMiddleware
 from nanoinfer.server.operations import adapter_routes, operation_routes
@@ -23,22 +21,7 @@ from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.version import __version__
 
-LIVE_PAGE = "nanoinfer.server.live"
-
-
-class ErrorFields(BaseModel):
-    """OpenAI's fields of an error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(BaseModel):
-    """An error, in OpenAI's shape."""
-
-    error: ErrorFields
+ERROR = {"description": "An error, in OpenAI's shape"}
 
 
 def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -> FastAPI:
@@ -70,7 +53,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
         lifespan=lifespan,
         middleware=[*([cors] if origins else []), Middleware(DrainMiddleware, service=service)],
         exception_handlers=dict.fromkeys((RequestValidationError, HTTPException), _raise),
-        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+        responses={"4XX": ERROR, "5XX": ERROR},
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
@@ -79,8 +62,8 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
     for routes in (openai_routes, token_routes, adapter_routes, operation_routes):
         app.include_router(routes(service))
     app.router.routes.extend(block_routes(service))
-    if service.served.local and find_spec(LIVE_PAGE) is not None:
-        app.router.routes.extend(import_module(LIVE_PAGE).routes(service))
+    if service.served.local:
+        app.router.routes.extend(live.routes(service))
     return app
 
 

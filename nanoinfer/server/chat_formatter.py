@@ -5,9 +5,9 @@ from typing import Any
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
-from nanoinfer.server.formatter import ResponseFormatter, prompt_logprobs, reason_in
+from nanoinfer.server.formatter import ResponseFormatter, reason_in
 from nanoinfer.server.generation import GenerationRequest
-from nanoinfer.server.logprobs import chat_logprobs
+from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from nanoinfer.server.protocol import ChatRequest
 from nanoinfer.server.request_parsing import Tools
 from nanoinfer.server.service import Service

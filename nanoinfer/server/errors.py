@@ -33,11 +33,7 @@ TYPES = {
     504: "timeout_error",
 }
 MAX_MESSAGE = 1000  # characters: messages quote values
-CODES = {  # by pydantic's type
-    "unsupported": "unsupported_field",
-    "unknown": "unknown_field",
-    "missing": "missing_field",
-}
+CODES = {name: f"{name}_field" for name in ("unsupported", "unknown", "missing")}  # by pydantic's type
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests by themselves unless this says otherwise
 
 logger = logging.getLogger("nanoinfer.server")

@@ -2,13 +2,15 @@
 
 import json
 import time
+from collections import defaultdict
 from typing import Any
 
 from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
+from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
-from nanoinfer.server.generation import Generation, GenerationRequest, ended_early
-from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, entries_of_prompt, vllm_entries
+from nanoinfer.server.generation import Generation, GenerationRequest
+from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, prompt_entries, prompt_logprobs
 from nanoinfer.server.protocol import CompletionRequest
 from nanoinfer.server.service import Service
 from nanoinfer.version import __version__
@@ -81,7 +83,7 @@ class ResponseFormatter:
 
 def reason_in(piece: StreamPiece | CompletionOutput) -> str | None:
     """A piece's finish reason, unless it was ended early: then an error says why."""
-    return None if ended_early(piece.finish_reason) else piece.finish_reason
+    return None if piece.finish_reason in (FinishReason.ABORT, FinishReason.TIMEOUT) else piece.finish_reason
 
 
 def dumps(value: Any) -> str:
@@ -121,23 +123,18 @@ class CompletionFormatter(ResponseFormatter):
         )
         self._offsets: dict[int, Offsets] = {}
         self._prompt_entries: dict[int, list[Entry | None]] = {}  # by prompt: what its first completion brings, for all
-        self._early: dict[int, list[tuple[int, StreamPiece]]] = {}  # by prompt: pieces that came before that
+        self._early = defaultdict[int, list[tuple[int, StreamPiece]]](list)  # by prompt: pieces that came before that
 
     def piece(self, index: int, piece: StreamPiece) -> str:
         if self._echo is None or not self._wants_logprobs:
             return super().piece(index, piece)
         prompt = index // self.request.params.n
         if piece.prompt_logprobs is not None:
-            self._prompt_entries[prompt] = entries_of_prompt(
-                self.request.prompts[prompt], piece.prompt_logprobs, piece.prompt_top_logprobs, self._top
-            )
-        pieces = [*self._early.pop(prompt, ()), (index, piece)]
+            self._prompt_entries[prompt] = prompt_entries(self.request.prompts[prompt], piece, self._top)
+        self._early[prompt].append((index, piece))
         if prompt not in self._prompt_entries:
-            self._early[prompt] = pieces
             return ""
-        return "".join(
-            super(CompletionFormatter, self).piece(*each) for each in sorted(pieces, key=lambda each: each[0])
-        )
+        return "".join([super(CompletionFormatter, self).piece(*each) for each in self._early.pop(prompt)])
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
         choice = self._choice(i, piece)
@@ -145,7 +142,8 @@ class CompletionFormatter(ResponseFormatter):
 
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         if self._echo is not None and self._wants_logprobs:
-            self._prompt_entries[i // self.request.choices_per_prompt] = _of_prompt(output, self._top)
+            tokens, prompt = output.prompt_token_ids, i // self.request.choices_per_prompt
+            self._prompt_entries[prompt] = prompt_entries(tokens, output, self._top)
         choice = self._choice(i, output.outputs[k])
         assert choice is not None, "it has ended"
         if self._prompt_top is not None:
@@ -179,12 +177,3 @@ class CompletionFormatter(ResponseFormatter):
         if self._wants_ids:
             choice |= {"token_ids": ids, "prompt_token_ids": list(self.request.prompts[prompt]) if begins else None}
         return choice
-
-
-def prompt_logprobs(names: TokenNames, output: RequestOutput, count: int) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs` of a choice, with `count` likeliest tokens per position."""
-    return vllm_entries(names, _of_prompt(output, count))
-
-
-def _of_prompt(output: RequestOutput, count: int) -> list[Entry | None]:
-    return entries_of_prompt(output.prompt_token_ids, output.prompt_logprobs, output.prompt_top_logprobs, count)

@@ -1,6 +1,7 @@
 """SGLang's /generate: what is asked, and answers that have `text`, `output_ids` and `meta_info`."""
 
 import time
+from itertools import islice
 from typing import Any
 
 from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
@@ -23,8 +24,6 @@ async def generate_request(service: Service, body: GenerateRequest) -> Generatio
     if body.lora_path is not None and body.model is not None:
         raise bad_request("lora_path: model is given as well", "lora_path")
     field, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
-    if isinstance(given, str) != (field == "text") and not isinstance(given, list):
-        raise bad_request(f"{field}: must be {'text' if field == 'text' else 'token ids'}, or a list of these", field)
     params = body.sampling_params or GenerateParams()
     fields = ParsedFields(params)
     fields.names |= {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens"}
@@ -73,9 +72,10 @@ class GenerateFormatter(ResponseFormatter):
             "e2e_latency": time.perf_counter() - self._started,
         }
         if part.logprobs is not None:
-            meta["output_token_logprobs"] = [_triple(*next(iter(entry.items()))) for entry in part.logprobs]
+            meta["output_token_logprobs"] = [_triples(entry, 1)[0] for entry in part.logprobs]
             if self._top:
-                meta["output_top_logprobs"] = [_likeliest(entry, self._top) for entry in part.logprobs]
+                likeliest = [dict(sorted(entry.items(), key=lambda item: -item[1])) for entry in part.logprobs]
+                meta["output_top_logprobs"] = [_triples(entry, self._top) for entry in likeliest]
         return {"text": part.text, "output_ids": part.token_ids, "meta_info": meta}
 
 
@@ -89,9 +89,5 @@ def _reason(reason: str | None, part: StreamPiece | CompletionOutput) -> dict[st
     return {"type": str(reason), "matched": last if part.stop_reason is None else part.stop_reason}
 
 
-def _triple(token: int, logprob: float) -> tuple[float, int, None]:
-    return max(logprob, LEAST), token, None
-
-
-def _likeliest(entry: Entry, count: int) -> list[tuple[float, int, None]]:
-    return [_triple(*each) for each in sorted(entry.items(), key=lambda item: -item[1])[:count]]
+def _triples(entry: Entry, count: int) -> list[tuple[float, int, None]]:
+    return [(max(logprob, LEAST), token, None) for token, logprob in islice(entry.items(), count)]

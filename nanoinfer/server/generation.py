@@ -10,7 +10,6 @@ from prometheus_client import Histogram
 
 from nanoinfer.frontends.async_stream import AsyncStream
 from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.stream_pieces import StreamPiece
@@ -148,8 +147,3 @@ class Generation:
                 if not pieces:
                     self._unfinished.remove(i)
         return found
-
-
-def ended_early(reason: str | None) -> bool:
-    """True when a completion ended neither by itself nor by its number of tokens."""
-    return reason in (FinishReason.ABORT, FinishReason.TIMEOUT)

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -19,8 +20,6 @@ logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
 MOST_FIELDS = 100  # of one object
 MOST_ITEMS = 10_000  # in a list, however large the body may be
-MOST_NOTED = 1000  # different names of fields: nobody may fill the log
-_noted: set[str] = set()
 
 Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: the cache keeps salts, for example
 # A list is read up to the first item that is wrong: pydantic would make an object for each one, which takes seconds.
@@ -78,10 +77,9 @@ def _check_text(name: str, value: Any) -> None:
         raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 
 
+@lru_cache(1000)  # once per name
 def _note_ignored(name: str) -> None:
-    if name not in _noted and len(_noted) < MOST_NOTED:
-        _noted.add(name)
-        logger.warning("ignored: the field %r, which means nothing here", shown(name))
+    logger.warning("ignored: the field %r, which means nothing here", name)
 
 
 class Strict(BaseModel):
@@ -109,7 +107,7 @@ class Strict(BaseModel):
             elif value is not None and (hint := did_you_mean(name, known)):
                 raise PydanticCustomError("unknown", "no such field{hint}", {"hint": hint, "field": shown(name)})
             else:
-                _note_ignored(name)
+                _note_ignored(shown(name))
         return data
 
 
@@ -185,7 +183,7 @@ class GenerationFields(SamplingFields):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     guided_json: JsonSchema = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None

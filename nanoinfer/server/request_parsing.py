@@ -95,7 +95,7 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
             raise bad_request("max_tokens=0: must be at least 1, or 0 with echo=true", "max_tokens")
         wanted = 1  # a pass gives one; it is not shown
     fields = ParsedFields(body)
-    _ask_for_logprobs(service, body, fields, body.logprobs, echoed=body.logprobs if body.echo else None)
+    _ask_for_logprobs(body, fields, body.logprobs, echoed=body.logprobs if body.echo else None)
     default, salt = DEFAULT_COMPLETION_TOKENS, body.cache_salt
     return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
 
@@ -110,7 +110,7 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
     prompt = await encode_chat(service, body, tools)
     fields = ParsedFields(body)
     _restrict(fields, tools)
-    _ask_for_logprobs(service, body, fields, (body.top_logprobs or 0) if body.logprobs else None)
+    _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
 
 
@@ -148,7 +148,8 @@ def make_request(
         raise as_api_error(error, fields.names) from error
     for name in ("logprobs", "prompt_top_logprobs"):
         if (number := getattr(params, name) or 0) > service.settings.max_logprobs:
-            raise bad_request(f"{name}: {number} tokens: must not exceed {service.settings.max_logprobs}", name)
+            field = fields.names.get(name, name)
+            raise bad_request(f"{field}={number}: must not exceed {service.settings.max_logprobs}", field)
     timeout_s = service.settings.request_timeout_s
     requests = [
         Request(prompt, params, cache_salt, timeout_s, name, adapter)
@@ -215,19 +216,15 @@ def _restrict(fields: ParsedFields, tools: Tools) -> None:
 
 
 def _ask_for_logprobs(
-    service: Service,
-    body: CompletionRequest | ChatRequest,
-    fields: ParsedFields,
-    logprobs: int | None,
-    echoed: int | None = None,
+    body: CompletionRequest | ChatRequest, fields: ParsedFields, logprobs: int | None, echoed: int | None = None
 ) -> None:
     """Add which log-probabilities are wanted. `echoed`: of how many likeliest tokens per position of the prompt an echo
     needs them; None if it needs none at all."""
-    asked, most = body.prompt_logprobs, service.settings.max_logprobs
-    if asked is not None and (body.stream or not 0 <= asked <= most):
-        message = f"prompt_logprobs={asked}: must be at least 0 and at most {most}, and not with stream=true"
-        raise bad_request(message, "prompt_logprobs")
+    asked = body.prompt_logprobs
+    if asked is not None and body.stream:
+        raise bad_request("prompt_logprobs: cannot be given with stream=true", "prompt_logprobs")
     counts = [count for count in (asked, echoed) if count is not None]
+    fields.names["prompt_top_logprobs"] = "logprobs" if asked is None else "prompt_logprobs"
     fields.values |= {
         "logprobs": logprobs,
         "prompt_logprobs": bool(counts),
@@ -250,10 +247,8 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
         raise bad_request("tools: two functions have the same name", "tools")
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
     parallel, hidden = body.parallel_tool_calls is not False, _hidden(service, body)
-    if choice == "auto":
-        return Tools(definitions, parallel=parallel, hidden=hidden)
-    if choice == "required":
-        return Tools(definitions, functions, parallel=parallel, hidden=hidden)
+    if choice in ("auto", "required"):
+        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, hidden=hidden)
     for name in functions:
         if choice == {"type": "function", "function": {"name": name}}:
             return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, hidden=hidden)

@@ -97,7 +97,7 @@ def token_routes(service: Service) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("prompt: must be given, or else messages", "prompt")
         tokens = await (_encode(service, body) if body.messages is None else _encode_messages(service, body))
-        strings = [service.token_names.text(token) for token in tokens] if body.return_token_strs else None
+        strings = [service.token_names[token].text for token in tokens] if body.return_token_strs else None
         most = service.core.config.max_context_len
         return {"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": strings}
 

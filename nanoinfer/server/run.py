@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import html
 import signal
 import socket
 import sys
@@ -214,15 +213,10 @@ class ServerThread:
         self.end()
         self.wait()
 
-    def __repr__(self) -> str:
+    def _repr_html_(self) -> str | None:
+        """Its live page in a frame, for a notebook beside whose cells it runs. None where it does not run."""
         if self._url is None or not self._thread.is_alive():
-            return "<a server that does not run>"
-        return f"<nanoinfer serves {self.service.base_name} on {self._url}>"
-
-    def _repr_html_(self) -> str:
-        """Its live page in a frame, for a notebook beside whose cells it runs."""
-        if self._url is None or not self._thread.is_alive():
-            return f"<p>{html.escape(repr(self))}</p>"
+            return None
         style = "width: 100%; height: 820px; border: 1px solid #9a9a9a; border-radius: 6px"
         link = f'<p><a href="{self._url}/" target="_blank" rel="noopener">The page in a tab of its own</a></p>'
         return f'<iframe src="{self._url}/" title="nanoinfer: a chat beside the engine" style="{style}"></iframe>{link}'

@@ -1,6 +1,7 @@
 """One server around the bundled model for all tests that need no other one."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.waiting import HANG_S
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -37,6 +41,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     llm = LLM("story", max_total_tokens=4096, max_queue=300, adapters={"sea": "sea"})
     with running(patient_app(llm, adapter_root=root)) as up:
         yield up
+
+
+@pytest.fixture
+def browser(browser: "Chrome") -> "Iterator[Chrome]":
+    """A browser in which no script of the page fails, and nothing is against the page's own policy."""
+    yield browser
+    told = [entry["message"] for entry in browser.get_log("browser") if entry["level"] != "INFO"]
+    assert [message for message in told if "/live/" not in message and "/v1/" not in message] == []
 
 
 @pytest.fixture(scope="session")

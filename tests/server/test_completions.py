@@ -6,10 +6,18 @@ from itertools import count
 import numpy as np
 import openai
 import pytest
+import tokenizers
+from tokenizers.decoders import Metaspace
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.grammars.matcher import Matcher
+from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.server.formatter import dumps
+from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
 from tests.helpers.servers import Running, sent_events
+from tests.helpers.texts import TOKENIZER, encode
 from tests.server.conftest import greedy
 
 PROMPT = "Once upon a time"
@@ -53,20 +61,12 @@ def test_n_at_temperature_zero_gives_equal_choices(client: openai.OpenAI, stream
     made = client.completions.create(
         model="story", prompt=[PROMPT, "The fox"], n=3, temperature=0, max_tokens=4, stream=stream
     )
-    if stream:
-        texts = dict.fromkeys(range(6), "")
-        ends = []
-        for chunk in made:
-            for choice in chunk.choices:
-                texts[choice.index] += choice.text
-                ends += [choice.index] if choice.finish_reason else []
-        assert sorted(ends) == list(range(6)), "each choice ends once"
-    else:
-        texts = {choice.index: choice.text for choice in made.choices}
-        assert made.usage.completion_tokens == 24
-    assert len({texts[i] for i in range(3)}) == 1
-    assert len({texts[i] for i in range(3, 6)}) == 1
-    assert texts[0] != texts[3]
+    parts = [choice for chunk in made for choice in chunk.choices] if stream else made.choices
+    assert sorted(part.index for part in parts if part.finish_reason) == list(range(6)), "each choice ends once"
+    assert stream or made.usage.completion_tokens == 24
+    one, *ones, other, _, _ = ["".join(part.text for part in parts if part.index == i) for i in range(6)]
+    assert ones == [one] * 2
+    assert one != other
 
 
 def test_n_with_a_seed_gives_what_generate_gives(client: openai.OpenAI, reference: LLM) -> None:
@@ -199,18 +199,14 @@ def test_fields_mean_what_they_mean_in_sampling_params(
     assert answer.json()["choices"][0]["token_ids"] == output.token_ids
 
 
-def test_the_second_time_a_prompt_is_cached(server: Running, client: openai.OpenAI) -> None:
+def test_the_second_time_a_prompt_is_cached(client: openai.OpenAI) -> None:
     prompt = "A prompt that no other test has sent to this server before"
-    for cached in (0, 1):
-        made = client.completions.create(model="story", prompt=prompt, temperature=0, max_tokens=2)
-        assert made.usage is not None
-        details = made.usage.prompt_tokens_details
-        assert details is not None
-        assert details.cached_tokens == (made.usage.prompt_tokens - 1 if cached else details.cached_tokens)
-    salted = client.completions.create(
-        model="story", prompt=prompt, temperature=0, max_tokens=2, extra_body={"cache_salt": "mine"}
-    )
-    assert salted.usage.prompt_tokens_details.cached_tokens == 0
+    asked = {"model": "story", "prompt": prompt, "temperature": 0, "max_tokens": 2}
+    client.completions.create(**asked)
+    again = client.completions.create(**asked).usage
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+    salted = client.completions.create(**asked, extra_body={"cache_salt": "mine"}).usage
+    assert salted.prompt_tokens_details.cached_tokens == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -236,3 +232,80 @@ def test_a_grammar_that_can_be_followed_no_further_is_the_requests_fault(
         found = answer.json()["error"]
     wanted = ("invalid_request_error", "guided_regex", "no_token_allowed")
     assert (found["type"], found["param"], found["code"]) == wanted
+
+
+# --- names of tokens, offsets, JSON on the wire ------------------------------------------------------------------------
+
+NAMES = TokenNames(TOKENIZER, TOKENIZER.special_ids)
+TEXT = "The fox 🦊 said: schön!"
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
+    tokens = encode(TEXT)
+    assert b"".join(NAMES[token].data for token in tokens) == TEXT.encode()
+    parts = [NAMES[token].text for token in tokens if NAMES[token].text.startswith("bytes:")]
+    assert parts, "this tokenizer cuts a fox"
+    assert all(set(part.removeprefix("bytes:")) <= set("\\x0123456789abcdef") for part in parts)
+    assert NAMES[2] == ("</s>", b"</s>", False)
+    assert NAMES[tokens[0]].is_text
+
+
+def test_offsets_are_where_the_tokens_begin() -> None:
+    offsets = Offsets(NAMES)
+    tokens = [1, *encode(TEXT)]
+    at = [offsets.next(token) for token in tokens]
+    assert at == sorted(at)
+    for token, offset in zip(tokens, at, strict=True):
+        if NAMES[token].is_text and not NAMES[token].text.startswith("bytes:"):
+            assert TEXT[offset:].startswith(NAMES[token].text)
+
+
+def metaspace_names() -> TokenNames:
+    """Of a tokenizer whose words bring their space along, and lose it at the beginning of a text."""
+    words = ["<unk>", "<s>", "</s>", "▁Once", "▁upon", "▁a", "▁time", "▁"]
+    model = tokenizers.Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    model.decoder = Metaspace()
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=model, **special))
+    return TokenNames(tokenizer, tokenizer.special_ids)
+
+
+@pytest.mark.parametrize(("shows_special", "of_own"), [(True, [9, 11, 15]), (False, [9, 11, 11])])
+def test_offsets_after_an_echoed_prompt(shows_special: bool, of_own: list[int]) -> None:
+    """Once upon a</s> time: the first word has no space, and the prompt's special token is not shown."""
+    offsets = Offsets(metaspace_names(), shows_special, [1, 3, 4], "Once upon")
+    assert [offsets.next(token) for token in [1, 3, 4, 5, 2, 6]] == [0, 0, 4, *of_own]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "wanted"),
+    [
+        ([3, 2, 4], "Once</s> upon", [0, 4, 8]),
+        ([1, 1, 3, 2, 2, 4], "<s> Once</s></s> upon", [0, 0, 3, 8, 12, 16]),  # a tokenizer adds its own <s>
+        ([1, 3, 2, 4], "Once upon", [0, 0, 4, 4]),
+    ],
+)
+def test_special_tokens_that_the_client_wrote_itself_are_in_the_echo(
+    tokens: list[int], text: str, wanted: list[int]
+) -> None:
+    offsets = Offsets(metaspace_names(), False, tokens, text)
+    assert [offsets.next(token) for token in [*tokens, 5, 2, 6]] == [*wanted, *[len(text) + at for at in (0, 2, 2)]]
+
+
+def test_minus_infinity_is_written_as_a_number() -> None:
+    token = encode("fox")[0]
+    entries = [{token: float("-inf"), 5: -0.5}]
+    completion = completion_logprobs(NAMES, Offsets(NAMES), [token], entries, 1)
+    assert completion["token_logprobs"] == [-9999.0]
+    chat = chat_logprobs(NAMES, entries, 2)
+    assert [top["logprob"] for top in chat["content"][0]["top_logprobs"]] == [-0.5, -9999.0]
+    assert json.loads(dumps([completion, chat])) == [completion, chat]
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", 'a "quote" \\ and\nlines\r\t\x00\x1f', "schön 🦊", "a\u2028b\u2029c\x85d\x7f", ""]
+)
+def test_text_on_the_wire_is_json_on_one_line(text: str) -> None:
+    written = dumps(text)
+    assert json.loads(written) == text
+    assert len(written.splitlines()) == 1

@@ -12,18 +12,6 @@ from nanoinfer import LLM
 from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.waiting import HANG_S
 
-WITH_INPUT = (
-    *("POST /v1/completions", "POST /v1/chat/completions", "POST /generate", "POST /tokenize", "POST /detokenize"),
-    *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
-)
-WITHOUT_INPUT = (
-    *("GET /v1/models", "GET /health", "GET /version", "GET /metrics", "POST /flush_cache", "POST /reset_prefix_cache"),
-    *("GET /get_model_info", "GET /model_info", "GET /tokenizer_info"),
-    "GET /v1/models/{model}",  # any text may be a model's name
-)
-CASES = [(route, mode) for mode in GenerationMode for route in WITH_INPUT]
-CASES += [(route, GenerationMode.POSITIVE) for route in WITHOUT_INPUT]
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -34,16 +22,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield up
 
 
-@pytest.fixture(scope="module")
-def described(server: Running) -> Any:
-    return schemathesis.openapi.from_dict(server.app.openapi())
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("route", "mode"), CASES)
-def test_nothing_that_is_made_up_is_a_500(server: Running, described: Any, route: str, mode: GenerationMode) -> None:
-    operation = described[route.split(" ")[1]][route.split(" ")[0]]
+@pytest.mark.parametrize("mode", GenerationMode)
+def test_nothing_that_is_made_up_is_a_500(server: Running, mode: GenerationMode) -> None:
+    description = server.app.openapi()
+    described = schemathesis.openapi.from_dict(description)
+    routes = [
+        (path, method.upper(), each) for path, its in description["paths"].items() for method, each in its.items()
+    ]
+    assert len(routes) > 15
+    for path, method, each in routes:
+        if mode is GenerationMode.POSITIVE or "requestBody" in each:  # any text may be a model's name
+            check_route(server, described[path][method], mode)
+
+
+def check_route(server: Running, operation: Any, mode: GenerationMode) -> None:
     found: set[int] = set()
 
     @hypothesis.settings(max_examples=10)
@@ -62,9 +56,5 @@ def test_nothing_that_is_made_up_is_a_500(server: Running, described: Any, route
     server.check_idle()
 
 
-def test_every_route_is_tried(server: Running) -> None:
-    description = server.get("/openapi.json")
-    assert "422" not in description.text, "a status that is never sent"
-    described = description.json()["paths"]
-    routes = {f"{method.upper()} {path}" for path, operations in described.items() for method in operations}
-    assert routes == {*WITH_INPUT, *WITHOUT_INPUT}
+def test_the_description_has_no_status_that_is_never_sent(server: Running) -> None:
+    assert "422" not in server.get("/openapi.json").text

@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,10 +11,9 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.server.formatter import ResponseFormatter
-from tests.helpers.engines import Clock, LetterTokenizer, make_engine
+from tests.helpers.engines import Clock, make_engine
 from tests.helpers.servers import (
     BODY,
-    BreakingTokenizer,
     ask,
     gated_server,
     in_a_pass,
@@ -27,9 +25,6 @@ from tests.helpers.servers import (
 from tests.helpers.waiting import HANG_S, until
 
 CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}], "max_tokens": 2, "temperature": 0}
-
-
-ABORTED = 'nanoinfer:requests_aborted_total{model_name="nanoinfer",'
 
 
 # --- queues, deadlines, steps ---
@@ -120,18 +115,6 @@ def test_a_step_that_fails_is_told_and_the_next_one_works(stream: bool) -> None:
 # --- tokenizers and templates ---
 
 
-@pytest.mark.parametrize(("error", "status"), [(ValueError("bad"), 400), (KeyError("k"), 400), (RecursionError(), 400)])
-def test_a_tokenizer_that_raises_ends_one_request(error: Exception, status: int) -> None:
-    def fail() -> list[int]:
-        raise error
-
-    with gated_server(is_open=True) as (server, _, engine):
-        engine.builder.tokenizer = BreakingTokenizer(engine.builder.tokenizer, fail)  # type: ignore[assignment]
-        answer = server.post("/v1/completions", {**BODY, "prompt": "break"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, "prompt")
-        server.check_idle()
-
-
 @pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ raise_exception('not so') }}", "{% for"])
 def test_a_chat_template_that_raises_ends_one_request(template: str) -> None:
     llm = LLM("story", max_total_tokens=256)
@@ -161,31 +144,6 @@ def test_a_chat_template_that_hangs_ends_one_request() -> None:
         until(hanging.is_set)
         server.check_idle()
         free.set()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_tokenizer_that_cannot_decode_a_token_ends_one_request(stream: bool) -> None:
-    class Forgetful(LetterTokenizer):
-        def decode(self, token_ids: Sequence[int]) -> str:
-            if ord("e") in token_ids:
-                raise KeyError("hush")
-            return super().decode(token_ids)
-
-    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
-        engine.builder.tokenizer = Forgetful()
-        sent = [
-            threads.submit(server.post, "/v1/completions", {**BODY, "prompt": prompt, "stream": stream})
-            for prompt in ("abc", "mno")
-        ]
-        let_in(server, gate, engine, 2)
-        gate.open()
-        failed, served = (each.result() for each in sent)
-        events = sent_events(served.text) if stream else [served.json()]
-        assert "".join(event["choices"][0]["text"] for event in events) == "pqrstuvw"
-        assert '"code":"step_failed"' in failed.text.replace('": "', '":"')
-        assert "KeyError" in failed.text
-        assert "hush" not in failed.text
-        server.check_idle()
 
 
 # --- writing ---

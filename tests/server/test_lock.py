@@ -2,7 +2,6 @@
 
 import json
 import logging
-from hmac import compare_digest
 from typing import Any
 
 import pytest
@@ -36,34 +35,18 @@ def test_with_keys_only_health_is_open() -> None:
     assert ask(app, "GET", "/v1/models", headers=[(b"authorization", b"Bearer \xff")]).status_code == 401
     for key in ("first", "second"):
         assert ask(app, "GET", "/v1/models", headers=bearer(key)).status_code == 200
-    for headers in (
-        bearer("third"),
-        bearer(""),
-        bearer("firstsecond"),
-        {"authorization": "first"},
-        {"authorization": "Basic first"},
-        {"authorization": "Bearer first, Bearer first"},
-        {"x-api-key": "first"},
+    for wrong in (
+        "Bearer third",
+        "Bearer ",
+        "Bearer firstsecond",
+        "first",
+        "Basic first",
+        "Bearer first, Bearer first",
     ):
-        assert ask(app, "GET", "/v1/models", headers=headers).status_code == 401
+        assert ask(app, "GET", "/v1/models", headers={"authorization": wrong}).status_code == 401
     assert ask(app, "POST", "/v1/completions", json=BODY, headers=bearer("second")).status_code == 200
     assert ask(app, "GET", "/static/%2e%2e/v1/models").status_code == 401
     assert ask(app, "GET", "/health/").status_code == 401
-
-
-def test_a_key_is_compared_with_all_keys_in_the_same_time_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[int, int]] = []
-
-    def counted(given: bytes, right: bytes) -> bool:
-        compared.append((len(given), len(right)))
-        return compare_digest(given, right)
-
-    monkeypatch.setattr("nanoinfer.server.middleware.compare_digest", counted)
-    app = app_with(api_keys=["first", "a-second-one", "x"])
-    for key, status in (("first", 200), ("x", 200), ("wrong", 401), ("f", 401), ("first" * 100, 401)):
-        compared.clear()
-        assert ask(app, "GET", "/v1/models", headers=bearer(key)).status_code == status
-        assert compared == [(32, 32)] * 3, "digests: neither a key's length nor its beginning shows"
 
 
 def test_keys_come_from_a_file(tmp_path: Any) -> None:
@@ -173,16 +156,8 @@ def test_the_log_has_one_line_per_request_and_prompts_only_if_asked(caplog: pyte
             ask(app, "POST", "/v1/completions", json=wrong)
         lines = [record.getMessage() for record in caplog.records if record.name == "nanoinfer.access"]
         first, second, *wrong = lines
-        for part in (
-            "POST /v1/completions 200",
-            "id=mine",
-            "model=nanoinfer",
-            "prompt=9",
-            "cached=0",
-            "output=8",
-            "end=length",
-        ):
-            assert f" {part}" in first
+        for part in ("POST /v1/completions 200 id=mine model=nanoinfer prompt=9 cached=0 output=8 ", " end=length"):
+            assert part in first
         assert " cached=8 " in second
         assert ("hush\\nhush" in first) == shown
         for line, parts in zip(

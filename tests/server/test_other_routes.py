@@ -1,5 +1,6 @@
 """vLLM's and SGLang's routes: /generate, tokens, adapters, metrics, the cache; and the OpenAPI description."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ def test_a_stream_of_generate_repeats_the_text_so_far(server: Running, reference
     [
         ({}, "text"),
         ({"text": "a", "input_ids": [1]}, "text"),
-        ({"input_ids": "a"}, "input_ids"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
         ({"text": "a", "sampling_params": {"logits_processors": ["x"]}}, "sampling_params.logits_processors"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 10**9}}, "max_new_tokens"),
@@ -122,14 +122,16 @@ def test_texts_and_tokens_are_bounded_as_prompts_are(server: Running, monkeypatc
 @pytest.fixture
 def adapter_server(tmp_path: Path) -> Any:
     """An application without sockets, with adapters below a root, beside it, and a link that leads out."""
-    import shutil
-
     root = tmp_path / "root"
     root.mkdir()
     shutil.copytree(str(bundled_adapter("sea")), root / "sea")
     shutil.copytree(str(bundled_adapter("rhymes")), tmp_path / "beside")
     (root / "link").symlink_to(tmp_path / "beside")
     (root / "empty").mkdir()
+    for name, content in (("broken", "{"), ("damaged", "{}")):
+        (root / name).mkdir()
+        (root / name / "adapter_config.json").write_text(content)
+        (root / name / "adapter_model.safetensors").write_text("no tensors")
     return patient_app(LLM("story", max_total_tokens=1024), adapter_root=root)
 
 
@@ -165,28 +167,15 @@ def test_what_is_outside_the_root_is_refused_alike_whether_it_is_there_or_not(ad
         ("story", "sea"),
         ("base", "sea"),
         ("", "sea"),
-        ("x", "empty"),
-        ("x", "nothing"),
         ("a\nb", "sea"),
         ("x", "sea/\0"),
+        *(("x", path) for path in ("nothing", "empty", "broken", "damaged")),
     ],
 )
-def test_adapters_that_cannot_be_loaded(adapter_server: Any, name: str, path: str) -> None:
+def test_adapters_that_cannot_be_loaded(adapter_server: Any, tmp_path: Path, name: str, path: str) -> None:
     answer = ask(adapter_server, "POST", "/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
     assert answer.status_code == 400, answer.text
-
-
-@pytest.mark.parametrize("folder", ["damaged", "it's\u200b damaged"])
-def test_messages_about_adapters_do_not_say_where_the_root_is(adapter_server: Any, tmp_path: Path, folder: str) -> None:
-    (tmp_path / "root" / folder).mkdir()
-    for content in (None, "{", "{}"):
-        if content is not None:
-            (tmp_path / "root" / folder / "adapter_config.json").write_text(content)
-            (tmp_path / "root" / folder / "adapter_model.safetensors").write_text("no tensors")
-        answer = ask(adapter_server, "POST", "/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": folder})
-        assert answer.status_code == 400
-        assert tmp_path.name not in answer.text
-        assert folder in answer.json()["error"]["message"]
+    assert tmp_path.name not in answer.text, "where the root is concerns nobody"
 
 
 def test_without_a_root_nothing_is_loaded_or_unloaded() -> None:

@@ -1,11 +1,10 @@
-"""Clients that go, that do not read, or send nonsense: nothing is generated for them, and they hold nothing."""
+"""Clients that go, that do not read, or are too many: nothing is generated for them, and they hold nothing."""
 
 import asyncio
 import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -27,11 +26,6 @@ from tests.helpers.servers import (
 from tests.helpers.waiting import run, until, until_async
 
 
-def all_closed(server: Running) -> bool:
-    """Everything that is open is to be aborted, when the pass ends."""
-    return all(server.closed_by())
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", ["a", ["a", "b"]])
 def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any) -> None:
@@ -40,7 +34,7 @@ def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any)
         send(sock, {**BODY, "prompt": prompts, "stream": stream, "max_tokens": 40})
         until(lambda: server.service.open and in_a_pass(engine))
         sock.close()
-        until(lambda: all_closed(server))
+        until(lambda: all(server.closed_by()))
         gate.let_one_through()
         until(lambda: not server.service.open)
         assert (engine.stats().aborted, gate.passes) == (len(prompts), 1)
@@ -109,32 +103,8 @@ def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> No
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Running]:
-    with running(patient_app(make_engine(rows=8, slots=1024), max_body_bytes=100_000)) as up:
+    with running(patient_app(make_engine(rows=8, slots=1024))) as up:
         yield up
-
-
-POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-CHUNKED = POST + b"content-type: application/json\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"\x00\x01\x02\x03\r\n\r\n", 400),
-        (POST + b"content-length: 1e9\r\n\r\n", 400),
-        (CHUNKED + b"5\r\nhello\r\n0\r\n\r\n", 400),  # a body, but no JSON
-        (CHUNKED + b"3\r\nabc\r\n" * 40_000 + b"0\r\n\r\n", 413),
-        (POST + b"expect: 100-continue\r\ncontent-length: 1000000000000\r\n\r\n", 413),
-    ],
-    ids=lambda it: str(it)[:40],
-)
-def test_nonsense_is_refused_and_the_next_client_is_served(small: Running, sent: bytes, status: int) -> None:
-    with small.connect() as sock:
-        with suppress(OSError):  # it may have closed already
-            sock.sendall(sent)
-        answer = read_all(sock)
-    assert answer == b"" or int(answer.split(b" ", 2)[1]) == status, answer[:200]  # empty: closed while this was sent
-    small.check_idle()
 
 
 @pytest.mark.parametrize("how", ["in the head", "in the body", "half-closed", "reset"])
@@ -157,7 +127,7 @@ def test_connections_that_end_in_the_middle(small: Running, how: str) -> None:
 def test_more_requests_than_allowed_are_refused_but_not_who_asks_for_health() -> None:
     with gated_server(settings={"max_requests": 1}) as (server, gate, engine):
         sock = server.connect()
-        send(sock, {**BODY, "max_tokens": 2})
+        send(sock, {**BODY, "max_tokens": 2}, "connection: close")
         until(lambda: in_a_pass(engine))
         refused = server.get("/v1/models")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")

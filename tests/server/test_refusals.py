@@ -43,6 +43,7 @@ WRONG_COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("model", {"model": 5}),
     ("stream", {"stream": "yes"}),
     ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": -1, "echo": True, "logprobs": 1}),
     ("prompt_logprobs", {"prompt_logprobs": 0, "stream": True}),
     ("best_of", {"best_of": 2}),
     (None, {f"field{i}": 1 for i in range(101)}),
@@ -55,6 +56,7 @@ WRONG_COMPLETIONS: list[tuple[str | None, dict[str, Any]]] = [
     ("guided_json", {"guided_json": {"type": "nonsense"}}),
     ("guided_json", {"guided_json": {"const": ["\ud800"]}}),
     ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
+    ("guided_grammar", {"guided_grammar": 'start: "a"', "ebnf": 'start: "b"'}),
     ("structured_outputs.choice", {"structured_outputs": {"regex": "a", "choice": ["b"]}}),
     ("cache_salt", {"cache_salt": "\ud800"}),
     ("stop_token_ids[0]", {"stop_token_ids": ["a"] * 20_000}),
@@ -197,9 +199,6 @@ MESSAGE = {
     "cache_control": {"type": "ephemeral"}, "id": "m1", "name": "Ann", "annotations": [], "audio": None, "new": None,
 }  # fmt: skip
 PART = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "id": None, "annotations": []}
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-TOOL = {"type": "function", "cache_control": {}, "id": 1, "function": {"name": "f", "options": [], "new": None}}
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "mood": 1}, "mood": None}
 
 
 def text_of(server: Running, path: str, body: dict[str, Any]) -> str:
@@ -220,35 +219,8 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
         )
 
 
-def test_one_grammar_may_have_two_names_but_not_two_values(server: Running) -> None:
-    asked = {**COMPLETION, "guided_grammar": 'start: "a"', "max_tokens": 5}
-    same = {"ebnf": 'start: "a"', "grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}
-    assert text_of(server, "/v1/completions", {**asked, **same}) == "a"
-    for other in ({"ebnf": 'start: "b"'}, {"regex": "b"}):
-        answer = post(server, "/v1/completions", {**asked, **same, **other})
-        assert (answer.status_code, answer.json()["error"]["param"] in (*same, *other)) == (400, True)
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"regex": "[x]{3}"}, "xxx"),
-        ({"ebnf": 'root ::= item{2} "."\nitem ::= "é" | "\\u00e9"'}, "éé."),
-        ({"json_schema": '{"const": 5}'}, "5"),
-        ({"guided_grammar": 'start: "<" %json {"const": [1, 2]} ">"'}, "<[1,2]>"),
-    ],
-)
-def test_grammars_by_sglangs_names_and_in_other_notations(server: Running, given: dict[str, Any], text: str) -> None:
-    assert text_of(server, "/v1/completions", {**COMPLETION, **given, "max_tokens": 20}) == text
-    if "guided_grammar" not in given:
-        answer = post(server, "/generate", {"text": "Once", "sampling_params": {**given, "max_new_tokens": 20}})
-        assert answer.json()["text"] == text
-
-
-def test_the_log_has_each_ignored_name_once(
-    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "_noted", set())
+def test_the_log_has_each_ignored_name_once(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    protocol._note_ignored.cache_clear()
     caplog.set_level(logging.INFO, "nanoinfer.server")
     said = [{"role": "user", "content": "x", "metadata": {}, "odd\nname": 1}] * 2
     for _ in range(2):
@@ -257,6 +229,3 @@ def test_the_log_has_each_ignored_name_once(
     assert len(lines) == 2
     assert "'metadata'" in lines[0]
     assert "'odd\\nname'" in lines[1]
-    monkeypatch.setattr(protocol, "MOST_NOTED", 10)
-    post(server, "/v1/completions", {**COMPLETION, **{f"{i}".rjust(30, "z"): 1 for i in range(50)}})
-    assert len([record for record in caplog.records if record.name == "nanoinfer.server"]) == 10

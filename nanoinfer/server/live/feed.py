@@ -13,7 +13,6 @@ from nanoinfer.server.service import Service
 
 logger = logging.getLogger(__name__)
 MESSAGES_PER_SECOND = 10
-MOST_WATCHERS = 64
 SILENCE_SECONDS = 15.0  # without news; then a comment says that the connection is alive
 
 
@@ -31,10 +30,6 @@ class Feed:
         self._messages: list[bytes] = []  # a new list for each recording
         self._news = asyncio.Event()
         self.watchers = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self.watchers >= MOST_WATCHERS
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Everything from the beginning of the recording on, as server-sent events."""

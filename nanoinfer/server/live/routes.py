@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from nanoinfer.server.block_events import HEADERS as EVENTS
 from nanoinfer.server.errors import ApiError, shut_down
 from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.service import Service
@@ -29,7 +30,6 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 PALETTE = "palette.css"
 SHARED = ("drawings.css", *DRAWINGS)  # with the player
 FILES = (PALETTE, *SHARED, "page.html", "live.css", "icon.svg", "session.js", "live.js", "chat.js")
-STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -55,9 +55,7 @@ def routes(service: Service) -> list[BaseRoute]:
     async def events(request: Request) -> Response:
         if service.is_ending.is_set() or service.engine.is_closed:
             raise shut_down()
-        if feed.is_full:
-            raise ApiError(503, f"too many browsers watch: {feed.watchers}", code="too_many_watchers")
-        return StreamingResponse(feed.stream(), headers=STREAM)
+        return StreamingResponse(feed.stream(), headers=EVENTS)
 
     return [Route("/", page), Route("/static/{file}", static), Route("/live/events", events)]
 

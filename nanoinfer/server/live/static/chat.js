@@ -157,7 +157,6 @@ $("#question").addEventListener("keydown", (event) => {
   $("#chat-form").requestSubmit();
 });
 document.addEventListener("keydown", (event) => event.key === "Escape" && Chat.running?.abort());
-window.addEventListener("pagehide", () => Chat.running?.abort());
 $("#stop").addEventListener("click", () => Chat.running?.abort());
 $("#forget").addEventListener("click", () => {
   Chat.running?.abort();

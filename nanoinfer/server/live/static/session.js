@@ -46,7 +46,7 @@ async function errorText(response) {
   }
 }
 
-/** The events of a stream, one {event, data} after the other. */
+/** The events of a stream of this server, whose data is one line: one {event, data} after the other. */
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -54,15 +54,10 @@ async function* eventsOf(response) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const blocks = (rest + value).split(/\r?\n\r?\n/);
+      const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
-        const event = { event: "message", data: "" };
-        for (const line of block.split(/\r?\n/)) {
-          const [, name, text] = line.match(/^(\w+): ?(.*)$/) ?? [];
-          if (name === "data") event.data += (event.data && "\n") + text;
-          else if (name === "event") event.event = text;
-        }
+        const event = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/)));
         if (event.data) yield event;
       }
     }

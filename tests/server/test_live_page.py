@@ -1,12 +1,15 @@
-"""The engine beside the live page's chat, which others use at the same time."""
+"""The engine beside the live page's chat, on any screen, by keyboard, and for a checker of accessibility."""
 
 import pytest
+
+from tests.helpers.chromium import axe_findings, needs_axe
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.helpers.live_page import HOSTILE, find, letters, node_texts, opened, set_field, shows, texts
+from tests.helpers.chromium import LAPTOP, PHONE, device, press
+from tests.helpers.live_page import HOSTILE, ask, find, letters, node_texts, opened, set_field, shows, texts
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -141,3 +144,101 @@ def test_what_has_the_focus_keeps_it_while_everything_is_drawn_again(browser: we
         assert page.execute_script("return document.activeElement === node && node.isConnected")
         webdriver.ActionChains(page).move_to_element(find(page, "#tree [data-node]")).perform()
         assert page.execute_script("return document.querySelectorAll('.slot.lit').length") == 10
+
+
+def test_a_phone_needs_no_horizontal_scrolling(browser: webdriver.Chrome) -> None:
+    with letters(free=False, show_prompts=True) as server, device(browser, *PHONE, touch=True):
+        page = opened(browser, server.up.url)
+        wide = "return document.documentElement.scrollWidth"
+        for prompt in ("abcdef" * 4, "abcxyz", "klm", "nop", "qrs", "m" * 30):
+            server.send(prompt, 30)
+        server.arrived(6)
+        server.step(3)
+        shows(page, "document.querySelectorAll('#texts .card').length > 5 && live.Live.page.state.running.length > 0")
+        assert page.execute_script(wide) == 390
+        server.go_on()
+        server.answered()
+        page.execute_script("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+        set_field(page, "max_tokens", 9)
+        ask(page, "M" * 50)
+        shows(page, "document.querySelectorAll('#tree [data-node]').length > 3")
+        assert page.execute_script(wide) == 390
+        low = page.execute_script(
+            "return [...document.querySelectorAll('#chat button, #controls button, #chat select, summary')]"
+            ".filter((one) => one.offsetParent && one.getBoundingClientRect().height < 24).map((one) => one.outerHTML)"
+        )
+        assert low == []
+
+
+def test_the_keyboard_is_enough(browser: webdriver.Chrome) -> None:
+    with letters(show_prompts=True) as server:
+        page = opened(browser, server.up.url)
+        set_field(page, "max_tokens", 3)
+        set_field(page, "temperature", 0)
+        reached = []
+        page.execute_script("document.activeElement.blur()")
+        for _ in range(60):
+            press(page, Keys.TAB)
+            reached.append(page.execute_script("return document.activeElement.id || document.activeElement.tagName"))
+            if reached[-1] == "question" and not texts(page, ".message"):
+                press(page, "abc")
+                webdriver.ActionChains(page).key_down(Keys.SHIFT).send_keys(Keys.ENTER).key_up(Keys.SHIFT).perform()
+                press(page, "d", Keys.ENTER)
+                shows(page, "Chat.running === null && document.querySelectorAll('.message').length === 2")
+                shows(page, "document.querySelectorAll('#tree [data-node]').length === 1")
+            if reached[-1] == "DIV":
+                break
+        assert texts(page, ".message.user .words") == ["abc\nd"]
+        controls = [
+            "forget",
+            "log",
+            "question",
+            "send",
+            "model",
+            "temperature",
+            "json",
+            "back",
+            "live",
+            "save",
+            "slider",
+        ]
+        order = [name for name in reached if name in controls]
+        assert list(dict.fromkeys(order)) == controls, reached
+        assert page.execute_script("return document.activeElement.dataset.node") is not None
+        page.execute_script("document.querySelector('#slider').focus()")
+        press(page, Keys.HOME)
+        shows(page, "live.Live.position === 0 && !live.Live.isLive")
+
+
+def check_with_axe(page: webdriver.Chrome, dark_screen: tuple[int, int], when: str) -> None:
+    """On both screens, of which one is dark."""
+    for screen in (LAPTOP, PHONE):
+        with device(page, *screen, dark=screen == dark_screen, touch=screen == PHONE):
+            shows(page, f"innerWidth === {screen[0]}")
+            assert axe_findings(page) == [], (when, screen)
+
+
+@needs_axe
+def test_axe_finds_nothing(browser: webdriver.Chrome) -> None:
+    with letters(free=False, show_prompts=True) as server:
+        page = opened(browser, server.up.url)
+        check_with_axe(page, LAPTOP, "at the beginning")
+        set_field(page, "max_tokens", 9)
+        find(page, "#question").send_keys("abc", Keys.ENTER)
+        server.arrived(1)
+        for prompt in ("abcdef", "abcxyz", "klm", "nop", "qrs"):
+            server.send(prompt, 30)
+        server.arrived(6)
+        server.step(3)
+        shows(page, "document.querySelectorAll('#texts .card').length > 4")
+        check_with_axe(page, PHONE, "while requests run and wait")
+        server.go_on()
+        server.answered()
+        shows(page, "Chat.running === null && document.querySelectorAll('#tree [data-node]').length > 4")
+        page.execute_script("document.querySelector('#key').open = true; live.show(3)")
+        shows(page, "live.Live.position === 3")
+        check_with_axe(page, LAPTOP, "some time ago")
+        page.execute_script("document.querySelector('#key').open = false; live.goLive()")
+        set_field(page, "max_tokens", 999)
+        ask(page, "abc")
+        check_with_axe(page, PHONE, "after an error")

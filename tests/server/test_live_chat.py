@@ -1,5 +1,7 @@
-"""The live page's chat in headless Chromium: what is sent, what is answered, and what is shown of both."""
+"""The live page's chat in headless Chromium: what is sent, what is answered and shown, and how it keeps its connection."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
+from nanoinfer.trace import Trace
 from tests.helpers.live_page import ask, find, letters, opened, set_field, shows, texts
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until
@@ -46,33 +49,13 @@ def test_an_answer_streams_and_the_next_question_goes_with_the_conversation(
     assert ask(page, "Tell me a story about a fox.") == first, "without the conversation that was forgotten"
 
 
-def test_an_adapter_answers(browser: webdriver.Chrome, server: Running) -> None:
-    page = opened(browser, server.url)
-    set_field(page, "temperature", 0)
-    set_field(page, "max_tokens", 16)
-    set_field(page, "system", "You are a sailor.")
-    page.execute_script("document.querySelector('#model').value = 'sea'")
-    answer = ask(page, "Tell me a story.")
-    messages = [{"role": "system", "content": "You are a sailor."}, {"role": "user", "content": "Tell me a story."}]
-    body = {"model": "sea", "messages": messages, "temperature": 0, "max_tokens": 16}
-    expected = server.post("/v1/chat/completions", body).json()
-    assert answer == expected["choices"][0]["message"]["content"]
-
-
 @pytest.mark.parametrize("has_template", [True, False])
 def test_settings_are_sent_as_the_protocol_calls_them(
     browser: webdriver.Chrome, server: Running, has_template: bool
 ) -> None:
     page = opened(browser, server.url)
-    settings = {
-        "model": "m",
-        "temperature": "0.5",
-        "top_p": "0.9",
-        "max_tokens": "7",
-        "seed": "3",
-        "system": "S",
-        "json": True,
-    }
+    settings = {"model": "m", "temperature": "0.5", "top_p": "0.9", "max_tokens": "7", "seed": "3", "system": "S"}
+    settings |= {"json": True}
     blank = dict.fromkeys(settings, "") | {"model": "m", "json": False}
     talk = [{"role": "user", "content": "a"}]
     script = "return [arguments[1], arguments[2]].map((given) => chatRequest(arguments[0], given, arguments[3]))"
@@ -118,10 +101,7 @@ def test_stop_aborts_the_request_and_keeps_what_has_been_written(browser: webdri
         assert "stopped by you" in texts(page, ".message.assistant .facts")[0]
         assert page.execute_script("return Chat.conversation.map((turn) => turn.content)") == ["abc", "def"]
         assert find(page, "#send").is_displayed()
-        shows(
-            page,
-            "document.querySelector('#texts .card.ended')?.textContent.includes('ended: abort')",
-        )
+        shows(page, "document.querySelector('#texts .card.ended')?.textContent.includes('ended: abort')")
         server.go_on()
         server.up.check_idle()
 
@@ -140,3 +120,62 @@ def test_who_listens_hears_an_answer_once(browser: webdriver.Chrome) -> None:
         name = server.up.service.base_name
         assert page.execute_script("return heard") == ["The model is answering.", f"{name} says: {answer}"]
         assert find(page, "#log").get_attribute("aria-live") is None
+
+
+def test_the_key_is_asked_for_and_goes_in_a_header(browser: webdriver.Chrome) -> None:
+    with letters(api_keys=["a-secret-key"]) as server:
+        browser.get(f"{server.up.url}/")
+        shows(browser, "document.querySelector('#key').open")
+        assert "API key" in find(browser, "#connection").text
+        find(browser, "#key-field").send_keys("a-secret-key", Keys.ENTER)
+        shows(browser, "live.Live.page !== null && document.querySelector('#model').value !== ''")
+        set_field(browser, "max_tokens", 3)
+        set_field(browser, "temperature", 0)
+        assert ask(browser, "abc") == "def"
+        messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+        requests = [m["params"]["request"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        requests = [request for request in requests if not request["url"].startswith(("about:", "data:"))]
+        assert all(request["url"].startswith(f"{server.up.url}/") for request in requests), "no other server"
+        assert not any("secret" in request["url"] for request in requests)
+        keyed = [request["url"] for request in requests if "Authorization" in request["headers"]]
+        assert {url.removeprefix(server.up.url) for url in keyed} == {"/live/events", "/v1/models", "/v1/completions"}
+        browser.refresh()
+        shows(browser, "live.Live.page !== null")
+        assert browser.execute_script("return [localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_the_page_goes_on_when_the_server_is_stopped_and_started_again(browser: webdriver.Chrome) -> None:
+    with letters(show_prompts=True) as server:
+        page = opened(browser, server.up.url)
+        port = int(server.up.url.rpartition(":")[2])
+        set_field(page, "max_tokens", 3)
+        set_field(page, "temperature", 0)
+        ask(page, "abc")
+        shows(page, "document.querySelectorAll('#lanes .lane').length === 1")
+        server.up.end()
+        shows(page, "document.querySelector('#connection').className === 'failed'")
+    with letters(port=port) as server:
+        shows(page, "document.querySelector('#connection').textContent === 'connected' && Mine.size === 0")
+        assert texts(page, "#lanes .lane") == [], "nothing of the other server"
+        assert texts(page, "#tree [data-node]") == []
+        server.send("xyz")
+        server.answered()
+        shows(page, "document.querySelectorAll('#lanes .lane').length === 1 && live.Live.replay.alive.size === 0")
+        assert ask(page, "abc") == "def"
+
+
+def test_what_the_page_has_seen_is_saved_as_a_file(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    with letters(api_keys=["a-key"]) as server:
+        browser.get(f"{server.up.url}/")
+        shows(browser, "document.querySelector('#key').open")
+        find(browser, "#key-field").send_keys("a-key", Keys.ENTER)
+        shows(browser, "live.Live.page !== null")
+        browser.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+        set_field(browser, "max_tokens", 3)
+        ask(browser, "abc")
+        shows(browser, "live.Live.replay.last === 3 && live.Live.replay.alive.size === 0")
+        find(browser, "#save").click()
+        shows(browser, "document.querySelector('#saved').textContent.includes('nanoinfer-trace.json')")
+        until(lambda: (tmp_path / "nanoinfer-trace.json").is_file())
+        trace = Trace.load(tmp_path / "nanoinfer-trace.json")
+        assert (trace.num_steps, trace.text(0)) == (3, "□" * 6)
