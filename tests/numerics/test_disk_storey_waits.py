@@ -10,7 +10,7 @@ from tests.helpers.engines import finish, step
 from tests.helpers.fetches import Fetches
 from tests.helpers.storeys import disk_of, storey_of
 from tests.helpers.tiny_llm import tiny_llm
-from tests.numerics.test_disk_storey import NOTHING, PARAMS, PROMPTS, Tokens, of_disk, served
+from tests.numerics.test_tiers import NOTHING, PARAMS, PROMPTS, Tokens, of_disk, served
 
 
 def one_waits(engine: Engine) -> tuple[int, int]:
@@ -145,3 +145,26 @@ def test_what_came_while_another_one_did_not_fit_is_admitted(slow: tuple[LLM, Fe
     assert [req.request_id for req in engine.scheduler.running] == [runs, waits]
     engine.abort(large)
     assert finish(engine)[waits].token_ids == wanted[0]
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches], has_come: bool) -> None:
+    llm, reads = slow
+    engine, storey = llm.engine, storey_of(llm.engine)
+    waits, other = (engine.add_request(prompt, PARAMS) for prompt in PROMPTS[:2])
+    step(engine)
+    if has_come:
+        reads.run_all()
+    else:
+        assert reads.waiting[0].set_running_or_notify_cancel(), "the disk is at it"
+    engine.flush_cache()
+    reads.run_all()
+    last = step(engine)
+    while not {waits, other} <= {i for i, output in last.items() if output.finished}:
+        last |= step(engine)
+        assert len(storey.index) == 0
+    assert last[waits].cached_tokens_by_tier == NOTHING
+    assert (disk_of(engine).fetching, disk_of(engine).fetched_tokens, reads.waiting) == (False, 0, [])
+    engine.check_integrity()
+    again = engine.add_request(PROMPTS[0], PARAMS)
+    assert finish(engine)[again].token_ids == last[waits].token_ids

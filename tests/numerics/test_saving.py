@@ -90,14 +90,6 @@ def test_chats_that_grow_are_whole_from_the_newest_on_and_saves_without_news_wri
         assert {file: file.stat().st_ino for file in kv_files(tmp_path / "kv")} == files
 
 
-def test_nothing_older_is_chosen_behind_one_that_has_no_room(tmp_path: Path, model: LoadedModel) -> None:
-    llm = llm_in(tmp_path / "kv", model, chats=1.45)
-    llm.generate(CHATS[2][:16], PARAMS, use_tqdm=False)
-    served(llm, 0, 1)
-    assert llm.save_cache() == 0
-    assert [reach(llm, CHATS[chat]) for chat in (1, 0, 2)] == [48, 16, 0]
-
-
 def test_what_another_process_has_removed_is_written_again(tmp_path: Path, model: LoadedModel) -> None:
     llm = llm_in(tmp_path / "kv", model)
     served(llm, 0, 1)
@@ -106,19 +98,6 @@ def test_what_another_process_has_removed_is_written_again(tmp_path: Path, model
         file.unlink()  # and nobody has looked since
     assert llm.save_cache() == 0
     assert in_files(llm) == [0, 1]
-
-
-def test_what_files_have_lost_is_written_again(tmp_path: Path, model: LoadedModel) -> None:
-    llm = llm_in(tmp_path / "kv", model)
-    served(llm, 0, 1, 2, 3)
-    assert llm.save_cache() == 0
-    assert in_files(llm) == [0, 1, 2, 3]
-    for file in kv_files(tmp_path / "kv"):
-        file.unlink()
-    assert in_files(llm) == []
-    served(llm, 4, 5, 4, 5)
-    llm.engine.cache.storey.index.add(np.arange(6 * BLOCKS), "other", 0)  # all chats have to leave host memory
-    assert set(in_files(llm)) >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("flushed", [False, True])
