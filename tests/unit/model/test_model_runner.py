@@ -21,7 +21,6 @@ from tests.helpers.rows import (
     all_logits,
     assert_close,
     assert_likeliest,
-    compare_all_passes,
     logprob_of_each_token,
     random_tokens,
 )
@@ -30,22 +29,6 @@ Checkpoint = Callable[..., Path]
 
 
 Oracle = Callable[[Path], transformers.PreTrainedModel]
-
-
-@pytest.mark.parametrize(
-    ("family", "page_size", "changes"),
-    [
-        ("llama", 1, {"attention_bias": True, "mlp_bias": True}),
-        ("mistral", 4, {"sliding_window": 5}),
-        ("qwen2", 16, {"tie_word_embeddings": True}),
-        ("qwen3", 1, {"head_dim": 24}),
-    ],
-)
-def test_prefill_extend_and_decode_give_the_logits_of_transformers(
-    family: str, page_size: int, changes: dict[str, object], checkpoint: Checkpoint, oracle: Oracle
-) -> None:
-    path = checkpoint(family, **changes)
-    compare_all_passes(load_model(path), oracle(path), page_size)
 
 
 @pytest.mark.parametrize("total", [256, 257, 258])

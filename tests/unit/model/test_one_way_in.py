@@ -310,23 +310,6 @@ def soft_path(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
     return checkpoint()
 
 
-def test_a_softcap_is_the_same_for_every_caller(soft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(soft_path, max_total_tokens=64)
-    soft = engine_tokens(llm)
-    assert engine_tokens(LLM(soft_path, max_total_tokens=64, attention_backend="torch_native")) == soft
-    assert session_tokens(InferenceEngine(soft_path)) == soft
-    for backend in (None, "auto", "torch_native"):
-        assert paged_tokens(GeneratorTorch(soft_path, attention_backend=backend)) == soft
-    mask = torch.ones(7, 7, dtype=torch.bool)
-    logits = [
-        Caller(GeneratorTorch(soft_path), 16, 4).prefill({0: PROMPTS[0]}, **changes)
-        for changes in ({}, {"atten_mask": mask})
-    ]
-    close(*logits)
-    monkeypatch.undo()
-    assert engine_tokens(LLM(soft_path, max_total_tokens=64)) != soft
-
-
 @pytest.mark.parametrize("caller", [LLM, InferenceEngine, GeneratorTorch])
 def test_a_backend_without_softcap_is_refused_for_such_a_network(caller: Callable[..., Any], soft_path: Path) -> None:
     ATTENTION_BACKENDS["hard"] = lambda dtype, device: object()
