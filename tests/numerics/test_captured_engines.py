@@ -17,7 +17,6 @@ from tests.helpers.engines import assert_all_free
 from tests.helpers.kernels import need_cpp
 from tests.helpers.pressure import never_twice_in_a_row
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
-from tests.helpers.waiting import until
 
 Checkpoint = Callable[..., Path]
 PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
@@ -152,13 +151,3 @@ def test_streams_come_in_groups_and_say_the_same(model: LoadedModel, k: int) -> 
     (wanted,) = tiny_llm(model).generate(prompt, asked)
     llm = tiny_llm(model, num_scheduler_steps=k)
     check_streams(llm, prompt, asked, wanted, {*range(1, 12, k), 12})  # the prompt's pass, then groups
-
-
-def test_a_stream_that_is_left_in_the_middle_gives_all_slots_back(model: LoadedModel) -> None:
-    llm = tiny_llm(model, num_scheduler_steps=8, page_size=4)
-    for piece in llm.stream(words(STEM[:5]), SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)):
-        if len(piece.token_ids) > 1:
-            break
-    until(lambda: not llm.engine.has_unfinished(), "its end")
-    llm.engine.check_integrity()
-    assert_all_free(llm.engine)

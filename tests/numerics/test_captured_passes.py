@@ -114,22 +114,6 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
         assert (after[beyond] == 7.0).all(), "the last token has no K/V yet"
 
 
-def test_a_row_that_has_ended_stores_nothing(checkpoint: Checkpoint):
-    """Its slot is −1, as `advance_step` leaves padding, but it still has a sequence."""
-    runner = make_runner(checkpoint("llama"))
-    passes = CapturedPasses(runner)
-    some = Sequences(runner, 3)
-    expected = some.captured(passes)
-    pool = runner.token_to_kv_pool
-    slot = int(some.slots[1])
-    kept = pool.get_key_buffer(0)[slot].clone()
-    some.ids[1] = 299
-    some.slots[1] = -1
-    logits = some.captured(passes)
-    assert torch.equal(logits[[0, 2]], expected[[0, 2]])
-    assert torch.equal(pool.get_key_buffer(0)[slot], kept)
-
-
 def test_another_model_in_the_runner_is_noticed(checkpoint: Checkpoint):
     runner, other = make_runner(checkpoint("llama")), make_runner(checkpoint("qwen3", head_dim=16))
     passes = CapturedPasses(runner)
