@@ -94,7 +94,6 @@ def called(request: Request, spoil: Spoil, most_moves: int = 4, patience_s: floa
             stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
             pieces = [piece async for piece in stream]
             await task
-            assert stream.final is not None
             assert all(answers.cancelled for answers in replicas.answers)
             await engine.check_integrity()
             return pieces, stream.final, replicas
@@ -264,7 +263,6 @@ def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
             stream = AsyncStream(delivery, 1, lambda delivery, keep: None)
             pieces = [piece async for piece in stream]
             await task
-            assert stream.final is not None
             return pieces, stream.final, len(replicas.calls)
 
     class Silence:

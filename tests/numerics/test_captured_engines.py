@@ -37,7 +37,6 @@ def test_tokens_are_the_same_with_and_without(family: str, checkpoint: Checkpoin
     captured, eager = (LLM(checkpoint(family), capture=capture, max_total_tokens=200) for capture in (True, False))
     assert tokens(captured) == tokens(eager) == tokens(captured)
     passes = captured.engine.model_runner.captured
-    assert passes is not None
     assert set(passes.passes) == {(1, False), (3, True)}  # the first tells whether passes can be captured
     assert eager.engine.model_runner.captured is None
     assert captured.engine.stats().capture == "yes"
@@ -52,7 +51,6 @@ def test_greedy_tokens_are_found_without_storing_the_logits(
     need_cpp(dtype)
     llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
     passes = llm.engine.model_runner.captured
-    assert passes is not None
     sample, kinds = llm.engine.sampler.sample, []
     monkeypatch.setattr(llm.engine.sampler, "sample", lambda got, reqs: kinds.append(type(got)) or sample(got, reqs))
     found = tokens(llm)

@@ -89,7 +89,6 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
     kernels, wanted, ids, lens, slots = runner.model.kernels, [], some.ids, some.lens, some.slots
     for step in range(steps):
         found = passes.forward(replace(batch, input_ids=ids, seq_lens=lens, out_cache_loc=slots))
-        assert found is not None
         if found.likeliest is not None:
             tokens = found.likeliest.token_ids.clone()
         else:
@@ -103,7 +102,6 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
         pool.get_key_buffer(layer)[free.reshape(-1)] = 7.0
 
     got = passes.run_ahead(batch, counts, temperatures, numbers)
-    assert got is not None
     assert got.shape == (steps, count)
     for i in range(count):
         assert got[: counts[i], i].tolist() == [int(tokens[i]) for tokens in wanted[: counts[i]]]
@@ -185,7 +183,6 @@ def test_a_program_allocates_nothing_and_buffers_share_their_memory(checkpoint: 
     captured.fill(some.batch())
     assert torch.equal(captured.run()[0], some.eager())
     program = captured.program
-    assert program is not None
     of_a_layer = (
         4 * 4 * (64 * 4 + 128 + 2 * 96 + 96)
     )  # four rows of float32: x, q, k, v, attended, gate, up, product ...
@@ -200,7 +197,6 @@ def test_every_call_is_labelled_with_its_module_and_timed_on_demand(checkpoint: 
     captured.fill(some.batch())
     captured.run()
     program = captured.program
-    assert program is not None
     program.measure()
     captured.run()
     seconds = program.seconds()
@@ -252,8 +248,6 @@ def test_a_recording_sees_only_its_own_thread(checkpoint: Checkpoint):
     alone = CapturedPass(runner, 2)
     alone.fill(some.batch())
     alone.run()
-    assert captured.program is not None
-    assert alone.program is not None
     assert len(captured.program.calls) == len(alone.program.calls)
     assert captured.program.labels == alone.program.labels
     assert torch.equal(captured.run()[0], expected)

@@ -200,10 +200,6 @@ def test_a_generator_takes_no_more_adapters_than_it_has_room_for_and_stays_as_it
         generator.adapters.load(second, paths[second])
     assert list(generator.adapters) == [first]
     generator.adapters.unload(first)
-    with ThreadPoolExecutor(4) as threads:
-        tries = [threads.submit(generator.adapters.load, name, path) for name, path in paths.items()]
-    assert sum(attempt.exception() is None for attempt in tries) == len(generator.adapters) == 1
-    generator.adapters.unload(next(iter(generator.adapters)))
     generator.adapters.load(second, paths[second])
     kv, one = generator.new_kv_cache(1, 8), torch.zeros(1, dtype=torch.int64)
     logits = generator.forward_tensor(one, one, True, kv, one[None], one, one + 1, 1, adapter_ids=[second])

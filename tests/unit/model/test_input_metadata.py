@@ -52,7 +52,6 @@ def create(runner: SimpleNamespace, mode: ForwardMode = EXTEND, **changes: Any) 
 
 
 def assert_tensor(actual: torch.Tensor | None, expected: list[int], dtype: torch.dtype = torch.int32) -> None:
-    assert actual is not None
     assert actual.dtype == dtype
     assert actual.tolist() == expected
 
