@@ -15,7 +15,7 @@ import torch
 from nanoinfer.device import on_stream
 from nanoinfer.errors import ShapeMismatchError
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.ops.advance_step_call import WRITTEN, AdvanceStepCall, as_int64
+from nanoinfer.ops.advance_step_call import WRITTEN, AdvanceStepCall, as_int
 
 ACLNN_SUCCESS = 0
 ACLNN_ERR_PARAM_NULLPTR = 161001
@@ -43,7 +43,6 @@ class AclOpExecutor:
     """A planned call. It holds the tensors themselves and reads their values at each run, so it can run many times."""
 
     call: AdvanceStepCall
-    workspace_size: int
 
 
 def aclnn_advance_step_get_workspace_size(
@@ -64,8 +63,8 @@ def aclnn_advance_step_get_workspace_size(
     raises; if the status is not 0, the executor is None:
 
     - 161001, a null pointer: a tensor is None.
-    - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype or device; sizes are not integers or
-      are beyond int64; lengths or block numbers are negative.
+    - 161002, an invalid parameter: an argument is not a tensor, or has a wrong dtype or device; sizes are not integers;
+      lengths or block numbers are negative.
     - 561002, what CANN's tiling refuses: sizes below 1, an empty tensor, shapes that do not fit together,
       `num_seqs <= num_queries` (CANN requires padding rows, the operator here does not), and a `block_tables` that is too
       narrow. CANN's example has such a table; its kernel reads on in the next row and does not notice.
@@ -122,14 +121,6 @@ def aclnn_advance_step_v2(
     return _phase_two(workspace, workspace_size, executor, stream, speculative=True)
 
 
-class _RefusedError(ValueError):
-    """An argument is refused with the status `code`."""
-
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def _tensors(*tensors: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
     """The tensors that both interfaces have, by name and in order."""
     return dict(zip(list(AdvanceStepCall.__annotations__)[: len(tensors)], tensors, strict=True))
@@ -138,72 +129,40 @@ def _tensors(*tensors: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
 def _phase_one(
     tensors: dict[str, Any], num_seqs: Any, num_queries: Any, block_size: Any
 ) -> tuple[AclnnStatus, int, AclOpExecutor | None]:
+    for name, tensor in tensors.items():
+        if tensor is None:
+            return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{name}: null pointer"), 0, None
     try:
-        for name, tensor in tensors.items():
-            if tensor is None:
-                raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, f"{name}: null pointer")
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{name}: must be a tensor, got {type(tensor).__name__}")
-            if tensor.dtype != torch.int64:
-                raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64")
         sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
-        sizes = {name: as_int64(name, size) for name, size in sizes.items()}
-        _check_tiling(tensors, sizes)
-        arguments: dict[str, Any] = {**_flattened(tensors, sizes["num_seqs"]), **sizes}
-        call = AdvanceStepCall(**arguments)
+        sizes = {name: as_int(name, size) for name, size in sizes.items()}
+        arguments: dict[str, Any] = {name: _flat(name, tensor) for name, tensor in tensors.items()}
+        call = AdvanceStepCall(**arguments, **sizes)
+        if not call.speculative and num_seqs == num_queries:
+            raise ShapeMismatchError(f"num_seqs={num_seqs}: must be greater than num_queries={num_queries}")
         call.plan()
     except Exception as error:  # this interface answers with a status, whatever the arguments are
         return _status(error), 0, None
-    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call, workspace_size=0)
+    return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call)
 
 
-def _check_tiling(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
-    """Refuse with 561002 what CANN's tiling (it divides work among cores) refuses. AdvanceStepCall checks the shapes."""
-    seqs, queries = sizes["num_seqs"], sizes["num_queries"]
-    problems = [f"{name}={size}: must be at least 1" for name, size in sizes.items() if size < 1]
-    empty = {name: list(tensor.shape) for name, tensor in tensors.items() if not tensor.numel()}
-    problems += [f"{name}: shape {shape}, must not be empty" for name, shape in empty.items()]
-    if "spec_token" not in tensors and seqs <= queries:
-        problems.append(f"num_seqs={seqs}: must be greater than num_queries={queries}")
-    if "spec_token" in tensors and seqs != queries:
-        problems.append(f"num_seqs={seqs}: must equal num_queries={queries} when there is speculation")
-    if problems:
-        raise _RefusedError(ACLNN_ERR_INNER_TILING_ERROR, problems[0])
-
-
-def _flattened(tensors: dict[str, torch.Tensor], num_seqs: int) -> dict[str, torch.Tensor]:
-    """`tensors`, flattened where CANN allows two dimensions: [n, 1] and, with speculation, [num_seqs, 1 + K]."""
-    flat = dict(tensors)
-    spec_token = tensors.get("spec_token")
-    rows = None if spec_token is None or not spec_token.ndim else (num_seqs, 1 + spec_token.shape[-1])
-    for name in (*WRITTEN, "accepted_num"):
-        tensor = tensors.get(name)
-        if tensor is None or tensor.ndim != 2:
-            continue
-        if tensor.shape[1] == 1:
-            flat[name] = tensor[:, 0]
-        elif tensor.shape == rows and tensor.is_contiguous() and name in WRITTEN:
-            flat[name] = tensor.view(-1)
-    return flat
+def _flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, flattened where CANN allows two dimensions: [n, 1] and, with speculation, [num_seqs, 1 + K]."""
+    if name not in (*WRITTEN, "accepted_num") or tensor.ndim != 2:
+        return tensor
+    return tensor.view(-1) if tensor.is_contiguous() else tensor[:, 0] if tensor.shape[1] == 1 else tensor
 
 
 def _phase_two(workspace: Any, workspace_size: Any, executor: Any, stream: Any, speculative: bool) -> AclnnStatus:
+    missing = "executor" if executor is None else "workspace" if workspace is None and workspace_size else None
+    if missing:
+        return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{missing}: null pointer, workspace_size={workspace_size}")
     try:
-        if executor is None:
-            raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, "executor: null pointer")
-        if not isinstance(executor, AclOpExecutor):
-            raise ValueError(f"executor: must be what phase one returned, got {type(executor).__name__}")
         call = executor.call
         if call.speculative != speculative:
             raise ValueError(f"executor: was planned by phase one of aclnnAdvanceStep{'' if speculative else 'V2'}")
-        if (size := as_int64("workspace_size", workspace_size)) < executor.workspace_size:
-            raise ValueError(f"workspace_size={size}: must be at least {executor.workspace_size}")
-        if workspace is None and size:
-            raise _RefusedError(ACLNN_ERR_PARAM_NULLPTR, f"workspace: null pointer with workspace_size={size}")
-        if workspace is not None and not isinstance(workspace, torch.Tensor):
-            raise ValueError(f"workspace: must be a tensor or None, got {type(workspace).__name__}")
-        if workspace is not None and workspace.nbytes < size:
-            raise ValueError(f"workspace: {workspace.nbytes} bytes, must be at least workspace_size={size}")
+        room = 0 if workspace is None else workspace.nbytes
+        if not 0 <= as_int("workspace_size", workspace_size) <= room:
+            raise ValueError(f"workspace_size={workspace_size}: must be in 0..{room}, the bytes of workspace")
         with on_stream(call.input_tokens.device, stream):
             npu_advance_step_flashattn(**vars(call))
     except Exception as error:  # as in phase one
@@ -214,9 +173,7 @@ def _phase_two(workspace: Any, workspace_size: Any, executor: Any, stream: Any, 
 def _status(error: Exception) -> AclnnStatus:
     """The status for an exception, with its message."""
     code = ACLNN_ERR_PARAM_INVALID
-    if isinstance(error, _RefusedError):
-        code = error.code
-    elif isinstance(error, ShapeMismatchError):
+    if isinstance(error, ShapeMismatchError):
         code = ACLNN_ERR_INNER_TILING_ERROR
     elif isinstance(error, (RuntimeError, MemoryError)):
         code = ACLNN_ERR_RUNTIME_ERROR

@@ -1,7 +1,7 @@
 """AdvanceStepCall: one call of npu_advance_step_flashattn as an object, with its arguments, checks and arithmetic."""
 
-import operator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from nanoinfer.errors import ShapeMismatchError
 
 FORMULAS = ("by_row", "kernel")
 WRITTEN = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")  # the tensors that change in place
-MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,25 +104,20 @@ class AdvanceStepCall:
                 raise ValueError(f"{name}: dtype {tensor.dtype}, must be torch.int64")
             if tensor.device != device:
                 raise ValueError(f"{name}: on {tensor.device}, must be on {device}, where input_tokens is")
-            if not tensor.numel():
-                raise ValueError(f"{name}: shape {list(tensor.shape)}, must not be empty")
-        seqs, queries = self.num_seqs, self.num_queries
-        for name, size in (("num_seqs", seqs), ("num_queries", queries), ("block_size", self.block_size)):
-            if size < 1:
-                raise ValueError(f"{name}={size}: must be at least 1")
-        if self.speculative and queries != seqs:
-            raise ValueError(f"num_queries={queries}: must equal num_seqs={seqs} when spec_token is given")
-        if queries > seqs:
-            raise ValueError(f"num_queries={queries}: must not exceed num_seqs={seqs}")
 
     def _check_shapes(self) -> None:
-        seqs, width = self.num_seqs, 1
+        seqs, queries, width = self.num_seqs, self.num_queries, 1
+        for name, size in (("num_seqs", seqs), ("num_queries", queries), ("block_size", self.block_size)):
+            if size < 1:
+                raise ShapeMismatchError(f"{name}={size}: must be at least 1")
+        if queries > seqs or (self.speculative and queries < seqs):
+            raise ShapeMismatchError(f"num_queries={queries}: must fit num_seqs={seqs}, and equal it with spec_token")
         if self.spec_token is not None:
             _check_shape("spec_token", self.spec_token, (seqs, None))
             width += self.spec_token.shape[1]
         if self.accepted_num is not None:
             _check_shape("accepted_num", self.accepted_num, (seqs,))
-        _check_shape("sampled_token_ids", self.sampled_token_ids, (self.num_queries, width))
+        _check_shape("sampled_token_ids", self.sampled_token_ids, (queries, width))
         _check_shape("block_tables", self.block_tables, (seqs, None))
         tensors = self._tensors()
         for name in WRITTEN:
@@ -134,24 +128,18 @@ class AdvanceStepCall:
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
 
-def as_int64(name: str, value: Any) -> int:
-    """Return a Python or NumPy integer as an int. ValueError for anything else, and for what int64 cannot hold."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
+def as_int(name: str, value: Any) -> int:
+    """Return a Python or NumPy integer as an int. ValueError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name}={value!r}: must be an integer")
-    if not -MAX_INT64 <= number <= MAX_INT64:
-        raise ValueError(f"{name}={number}: must be in 1..{MAX_INT64}, an int64")
-    return number
+    return int(value)
 
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
-    """ShapeMismatchError unless `tensor` has this shape; None stands for any size."""
+    """ShapeMismatchError unless `tensor` has this shape; None stands for any size but 0."""
     actual = list(tensor.shape)
-    if len(actual) != len(shape) or any(
-        want is not None and size != want for size, want in zip(actual, shape, strict=True)
+    if len(actual) != len(shape) or not all(
+        size == (want or max(size, 1)) for size, want in zip(actual, shape, strict=True)
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ShapeMismatchError(f"{name}: shape {actual}, must be [{wanted}]")

@@ -11,7 +11,6 @@ import torch
 
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.paged.checks import as_integer
 from nanoinfer.paged.generator import GeneratorTorch
 
 Prompts = Sequence[Sequence[int]]  # token ids
@@ -21,11 +20,9 @@ Prompts = Sequence[Sequence[int]]  # token ids
 class Step:
     """The inputs and results of one pass: copies of all tensors, int64 on the host. R requests: prompts, then padding.
 
-    `input_tokens`, `input_positions` and `slots` are [T] for the prefill (`is_prefill`), prompt after prompt, and [R] for
-    a decode pass.
+    `input_tokens`, `input_positions` and `slots` are [T] for the prefill, prompt after prompt, and [R] for a decode pass.
     """
 
-    is_prefill: bool
     input_tokens: torch.Tensor
     input_positions: torch.Tensor
     slots: torch.Tensor
@@ -39,39 +36,25 @@ def multi_step_decode(
 ) -> Iterator[Step]:
     """Prefill all `prompts` (token ids) in one pass, then decode `num_steps` times, greedily: 1 + num_steps passes.
 
-    Blocks are whole pages of `pool`: first those for all prompts, then those for what they will generate. They go back when
-    the iterator ends or is closed. `num_padding` extra requests are added to show that padding changes nothing.
+    Blocks are whole pages of `pool`, for the prompts and what they will generate. They go back when the iterator ends or is
+    closed. `num_padding` extra requests are added to show that padding changes nothing.
 
-    Raises ValueError naming the argument: when there are no prompts or an empty one, a number is negative, or the pool has
-    too few free blocks; and for everything that `forward_tensor` refuses.
+    Raises ValueError when a text would outgrow the context or the pool has too few free blocks, and for everything that
+    `forward_tensor` refuses.
     """
-    as_integer("num_steps", num_steps)
-    as_integer("num_padding", num_padding, least=0)
-    if not len(prompts):
-        raise ValueError("prompts: there are none; decoding needs at least one")
-    for i, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompts[{i}]: is empty")
     lengths, context = [len(prompt) for prompt in prompts], generator.model.max_context_len
     if (longest := max(lengths) + num_steps) > context:
-        raise ValueError(
-            f"num_steps={num_steps}: a prompt of {max(lengths)} tokens would grow to {longest}; must not exceed {context}"
-        )
-    kv_cache, size = generator.pool_as_blocks(pool), pool.page_size
-    now, in_the_end = ([-(-(n + more) // size) for n in lengths] for more in (0, num_steps))
-    reserved = pool.alloc(sum(in_the_end) * size)
+        raise ValueError(f"num_steps={num_steps}: a prompt would grow to {longest} tokens; must not exceed {context}")
+    kv_cache, size, device = generator.pool_as_blocks(pool), pool.page_size, generator.model.device
+    counts = [-(-(length + num_steps) // size) for length in lengths]
+    reserved = pool.alloc(sum(counts) * size)
     if reserved is None:
-        raise ValueError(
-            f"pool: {pool.available_size() // size} free blocks of {size}, must be at least {sum(in_the_end)}"
-        )
+        raise ValueError(f"pool: {pool.available_size() // size} free blocks of {size}, must be at least {sum(counts)}")
     try:
-        num_seqs, num_queries, device = len(prompts) + num_padding, len(prompts), generator.model.device
-        blocks = iter((reserved[::size] // size).tolist())
-        tables = torch.full((num_seqs, max(in_the_end)), -1, dtype=torch.int64)
-        for begins, ends in (([0] * len(now), now), (now, in_the_end)):
-            for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-                for page in range(begin, end):
-                    tables[i, page] = next(blocks)
+        num_seqs, num_queries = len(prompts) + num_padding, len(prompts)
+        tables = torch.full((num_seqs, max(counts)), -1, dtype=torch.int64)
+        for row, blocks in zip(tables, (reserved[::size] // size).split(counts), strict=False):
+            row[: len(blocks)] = blocks
         tables, lens = tables.to(device), torch.tensor(lengths, device=device)
         input_ids = torch.tensor([token for prompt in prompts for token in prompt], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
@@ -82,16 +65,16 @@ def multi_step_decode(
         sampled = logits.argmax(-1, keepdim=True)
         seq_lens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
         seq_lens[:num_queries] = lens
-        yield _step(True, input_ids, positions, slots, seq_lens, tables, sampled)
+        yield _step(input_ids, positions, slots, seq_lens, tables, sampled)
         tokens, positions, slots = (torch.zeros_like(seq_lens) for _ in range(3))
         for _ in range(num_steps):
             npu_advance_step_flashattn(tokens, sampled, positions, seq_lens, slots, tables, num_seqs, num_queries, size)
             logits = generator.forward_tensor(tokens, positions, False, kv_cache, tables, slots, seq_lens, longest)
             sampled = logits[:num_queries].argmax(-1, keepdim=True)
-            yield _step(False, tokens, positions, slots, seq_lens, tables, sampled)
+            yield _step(tokens, positions, slots, seq_lens, tables, sampled)
     finally:
         pool.free(reserved.numpy())
 
 
-def _step(is_prefill: bool, *tensors: torch.Tensor) -> Step:
-    return Step(is_prefill, *(tensor.cpu().clone() for tensor in tensors))
+def _step(*tensors: torch.Tensor) -> Step:
+    return Step(*(tensor.cpu().clone() for tensor in tensors))

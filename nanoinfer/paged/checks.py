@@ -13,29 +13,20 @@ KVCache = Sequence[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, 
 
 def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
     """Check that a K/V cache fits the model; returns (num_blocks, block size). ValueError naming layer and tensor."""
-    config = model.config
-    if not isinstance(kv_cache, Sequence) or len(kv_cache) != config.num_hidden_layers:
-        size = len(kv_cache) if isinstance(kv_cache, Sequence) else type(kv_cache).__name__
-        raise ValueError(f"kv_cache: {size}, must be a list of {config.num_hidden_layers} (K, V), one per layer")
-    first: tuple[int, ...] | None = None
+    config, where = model.config, (model.dtype, model.device)
+    if len(kv_cache) != config.num_hidden_layers:
+        raise ValueError(
+            f"kv_cache: {len(kv_cache)}, must be a list of {config.num_hidden_layers} (K, V), one per layer"
+        )
+    num_blocks, size = kv_cache[0][0].shape[:2]
+    wanted = (num_blocks, size, config.num_key_value_heads, config.head_dim)
     for layer, pair in enumerate(kv_cache):
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(t, torch.Tensor) for t in pair):
-            raise ValueError(f"kv_cache[{layer}]: must be a pair of tensors (K, V)")
-        for name, tensor in zip((f"kv_cache[{layer}] K", f"kv_cache[{layer}] V"), pair, strict=True):
-            shape = tuple(tensor.shape)
-            heads = (config.num_key_value_heads, config.head_dim)
-            if len(shape) != 4 or shape[2:] != heads or 0 in shape:
-                wanted = f"[num_blocks, block_size, {heads[0]}, {heads[1]}]"
-                raise ValueError(f"{name}: shape {list(shape)}, must be {wanted}")
-            first = first or shape
-            if shape != first:
-                raise ValueError(f"{name}: shape {list(shape)}, must be {list(first)} as in layer 0")
-            if tensor.dtype != model.dtype or tensor.device != model.device:
-                raise ValueError(
-                    f"{name}: {tensor.dtype} on {tensor.device}, must be the model's {model.dtype} on {model.device}"
-                )
-    assert first is not None
-    return first[0], first[1]
+        for name, tensor in zip("KV", pair, strict=True):
+            if tensor.shape != wanted or 0 in wanted:
+                raise ValueError(f"kv_cache[{layer}] {name}: shape {list(tensor.shape)}, must be {list(wanted)}")
+            if (tensor.dtype, tensor.device) != where:
+                raise ValueError(f"kv_cache[{layer}] {name}: {tensor.dtype} on {tensor.device}, must be {where}")
+    return num_blocks, size
 
 
 def int_array(name: str, tensor: torch.Tensor, ndim: int = 1) -> np.ndarray:

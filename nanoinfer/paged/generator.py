@@ -223,8 +223,8 @@ class GeneratorTorch:
         make. So tokens equal the engine's to the last bit where the two can be compared. PagedAttention computes the rest.
         """
         batch_size, row_len = inputs.rows.shape
-        req_to_token_pool = ReqToTokenPool(batch_size, max(row_len, int(inputs.seq_lens.max())))
-        req_to_token_pool.req_to_token[:, :row_len] = torch.from_numpy(inputs.rows)
+        req_to_token_pool = ReqToTokenPool(batch_size, row_len)
+        req_to_token_pool.req_to_token[:] = torch.from_numpy(inputs.rows)
         unstored = (inputs.slots < 0) & ~np.repeat(inputs.padding, inputs.new_lens)
         wanted = ({MASK} if inputs.bias is not None else set()) | ({UNSTORED} if unstored.any() else set())
         backend = self.attention_backend

@@ -13,7 +13,6 @@ import torch
 from nanoinfer.cache.indices import as_int_array
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.paged.checks import KVCache, as_integer, check_kv_cache, check_range, int_array
-from nanoinfer.paged.masks import read_masks
 
 
 @dataclass
@@ -88,28 +87,34 @@ def read_inputs(
     first = np.cumsum(new_lens) - new_lens
     # This is what advance_step leaves as padding. Its lengths and blocks mean nothing, and need not fit.
     padding = (new_lens == 1) & (slot_ids[first] == -1) & (positions[first] == 0) & (not is_prefill)
-    prefix_lens = _prefix_lens(np.where(padding, 1, lengths), new_lens, as_integer("max_seq_len", max_seq_len))
+    seq_lens = np.where(padding, 1, lengths)
+    for i in np.flatnonzero(seq_lens < new_lens)[:1]:
+        raise ValueError(f"input_lengths[{i}]={seq_lens[i]}: must include its {new_lens[i]} new tokens")
+    if (longest := int(seq_lens.max())) > as_integer("max_seq_len", max_seq_len):
+        raise ValueError(f"max_seq_len={max_seq_len}: must be at least the longest of input_lengths, {longest}")
     as_integer("max_out_len", max_out_len)
+    prefix_lens = seq_lens - new_lens
     request = np.repeat(np.arange(len(lengths)), new_lens)
     indices = np.arange(len(ids)) - first[request] + prefix_lens[request]
     if spec_mask is None and atten_mask is None:
         _check_positions(positions, indices, request)
     rows = np.where(tables[..., None] < 0, -1, tables[..., None] * block_size + np.arange(block_size))
     rows = rows.reshape(len(tables), -1)
+    rows = np.pad(rows, ((0, 0), (0, max(0, longest - rows.shape[1]))), constant_values=-1)
     _check_blocks(rows, prefix_lens, request, indices, slot_ids, block_size)
     _check_written_once(slot_ids, ids, indices, rows, request)
     width = max(int(lengths.max()), 1)
-    bias = read_masks(
-        spec_mask,
-        atten_mask,
-        is_prefill,
-        request,
-        indices,
-        len(lengths),
-        width,
-        model.dtype,
-        model.device,
-    )
+    masks = []
+    if spec_mask is not None:
+        if is_prefill:
+            raise ValueError("spec_mask: is for decode (is_prefill=False); a prefill takes an atten_mask")
+        if list(spec_mask.shape) != [len(ids), width]:
+            raise ValueError(f"spec_mask: shape {list(spec_mask.shape)}, must be [{len(ids)}, {width}]")
+        masks.append(_additive("spec_mask", spec_mask, model))
+    if atten_mask is not None:
+        rows_of_mask = _row_per_token(atten_mask, request, indices, len(lengths), width)
+        masks.append(_additive("atten_mask", rows_of_mask, model))
+    bias = torch.stack(masks).sum(0) if masks else None
     if bias is not None:
         bias[torch.from_numpy(first[padding]).to(bias.device)] = 0
     one_token_each = not is_prefill and len(ids) == len(lengths)
@@ -155,15 +160,6 @@ def _new_lens(
     return np.array(new_lens)
 
 
-def _prefix_lens(seq_lens: np.ndarray, new_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
-    """Tokens of each request before this pass, [B]."""
-    for i in np.flatnonzero(seq_lens < new_lens)[:1]:
-        raise ValueError(f"input_lengths[{i}]={seq_lens[i]}: must include its {new_lens[i]} new tokens")
-    if (longest := int(seq_lens.max())) > max_seq_len:
-        raise ValueError(f"max_seq_len={max_seq_len}: must be at least the longest of input_lengths, {longest}")
-    return seq_lens - new_lens
-
-
 def _check_positions(positions: np.ndarray, indices: np.ndarray, request: np.ndarray) -> None:
     for t in np.flatnonzero(positions != indices)[:1]:
         raise ValueError(
@@ -181,27 +177,13 @@ def _check_blocks(
     block_size: int,
 ) -> None:
     """Each request's prefix must have blocks, and new tokens must go where later passes will look for them."""
-    width = rows.shape[1]
-    needed = np.where(slots >= 0, indices + 1, 0)  # tokens that are not written need no block
-    for t in np.flatnonzero(needed > width)[:1]:
-        raise ValueError(
-            f"block_tables: {width // block_size} blocks per row, too few for token {indices[t]} of a request"
-        )
-    for i in np.flatnonzero(prefix_lens > width)[:1]:
-        raise ValueError(
-            f"block_tables: {width // block_size} blocks per row, too few for the {prefix_lens[i]} tokens before this pass "
-            f"of request {i}"
-        )
-    missing = (rows < 0) & (np.arange(width) < prefix_lens[:, None])
+    missing = (rows < 0) & (np.arange(rows.shape[1]) < prefix_lens[:, None])
     for i, index in np.argwhere(missing)[:1]:
-        raise ValueError(f"block_tables[{i}, {index // block_size}]=-1: token {index} of request {i} needs a block")
-    written = np.flatnonzero(slots >= 0)
-    expected = rows[request[written], indices[written]]
-    for t, slot in zip(written[expected != slots[written]], expected[expected != slots[written]], strict=True):
-        i, page = request[t], indices[t] // block_size
-        if slot < 0:
-            raise ValueError(f"block_tables[{i}, {page}]=-1: token {indices[t]} of request {i} needs a block")
-        raise ValueError(f"slots[{t}]={slots[t]}: block_tables[{i}, {page}] puts token {indices[t]} into slot {slot}")
+        raise ValueError(f"block_tables[{i}, {index // block_size}]: token {index} of request {i} has no block")
+    expected = rows[request, indices]
+    for t in np.flatnonzero((slots >= 0) & (slots != expected))[:1]:
+        place = f"has slot {expected[t]}" if expected[t] >= 0 else "has no block"
+        raise ValueError(f"slots[{t}]={slots[t]}: by block_tables, token {indices[t]} of request {request[t]} {place}")
 
 
 def _check_written_once(
@@ -216,3 +198,43 @@ def _check_written_once(
         before = slice(indices[b])
         if ids[a] != ids[b] or indices[a] != indices[b] or (rows[request[a], before] != rows[request[b], before]).any():
             raise ValueError(f"slots: {slots[a]} is given to tokens {a} and {b}, which differ")
+
+
+def _row_per_token(
+    mask: torch.Tensor, request: np.ndarray, indices: np.ndarray, batch_size: int, width: int
+) -> torch.Tensor:
+    """Convert `atten_mask` from any of its shapes to [T, width]: what each new token may see of its sequence."""
+    shape = list(mask.shape)
+    index = torch.from_numpy(indices).to(mask.device)
+    by_token = by_index = None
+    if shape == [len(indices), width]:
+        by_token = mask
+    if len(shape) in (2, 3) and shape[-1] == shape[-2] and shape[-1] >= width:
+        if len(shape) == 2:
+            by_index = mask[index, :width]
+        elif shape[0] == batch_size:
+            by_index = mask[torch.from_numpy(request).to(mask.device), index, :width]
+    if by_token is not None and by_index is not None and not torch.equal(by_token, by_index):
+        raise ValueError(
+            f"atten_mask: shape {shape}, could be rows of new tokens or of indices; give [B, M, M] instead"
+        )
+    wanted = by_index if by_token is None else by_token
+    if wanted is None:
+        raise ValueError(
+            f"atten_mask: shape {shape}, must be [{len(indices)}, {width}] (new tokens, max(input_lengths)), [M, M] or "
+            f"[{batch_size}, M, M] with M of at least {width}"
+        )
+    return wanted
+
+
+def _additive(name: str, mask: torch.Tensor, model: LoadedModel) -> torch.Tensor:
+    """`mask` as numbers that are added to scores, in the model's dtype: 0 = see, −inf or a large negative number = hide."""
+    if mask.dtype == torch.bool and name == "atten_mask":
+        return torch.zeros(mask.shape, dtype=model.dtype, device=model.device).masked_fill(
+            ~mask.to(model.device), -torch.inf
+        )
+    if not mask.is_floating_point():
+        raise ValueError(f"{name}: dtype {mask.dtype}, must be floating point (0 = see)")
+    if bool((mask.isnan() | mask.isposinf()).any()):
+        raise ValueError(f"{name}: holds NaN or +inf; 0 = see, a large negative number = hide")
+    return mask.detach().to(model.device, model.dtype)

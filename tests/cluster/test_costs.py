@@ -15,7 +15,6 @@ from nanoinfer.cluster.costs import (
     attended_pairs,
     fit,
     kv_slots,
-    least_squares,
     published_costs,
 )
 from tests.helpers.engines import Clock, greedy, make_engine
@@ -56,12 +55,6 @@ def test_a_fit_of_noisy_measurements_is_never_negative_and_close() -> None:
     ]
     errors = relative_errors(fit(noisy))
     assert np.mean(np.abs(errors)) < 0.06
-
-
-def test_least_squares_stops_at_zero_where_the_free_solution_is_negative() -> None:
-    matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    found = least_squares(matrix, np.array([3.0, 2.0, 1.0]))  # freely: 4 - 1 x
-    assert found.tolist() == pytest.approx([2.0, 0.0])
 
 
 def test_attended_pairs_count_each_token_with_itself_and_all_before() -> None:

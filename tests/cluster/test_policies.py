@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
-from nanoinfer.cluster import PassCosts, PrefixHash, PrefixRouter, RoutedRequest
+from nanoinfer.cluster import PrefixHash, PrefixRouter, RoutedRequest
 from nanoinfer.cluster.policy import ReplicaLoad, rendezvous, salt
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
 from tests.helpers.fake_cluster import COSTS, POLICIES, Make, request, stored, tokens_of
@@ -88,13 +88,6 @@ def test_progress_of_the_first_prompt_counts() -> None:
     assert policy.seconds_ahead("a") == pytest.approx(full - 1.005)
 
 
-def test_pass_costs_without_any_prefill_still_choose() -> None:
-    policy = PrefixRouter(PassCosts(0.01, 0.0, 0.0, 0.0), clock=lambda: 0.0)
-    for name in "ab":
-        policy.add_replica(name)
-    assert {policy.choose(request(f"{i}", tokens_of(i, 40))) for i in range(40)} == {"a", "b"}
-
-
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
     policy = make(lambda: 0.0)
@@ -151,16 +144,6 @@ def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> Non
 def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrefixRouter(COSTS, **options)
-
-
-def test_prompts_that_are_no_tokens_are_refused_and_nothing_has_changed() -> None:
-    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
-    policy.add_replica("a")
-    for tokens, key in (([1.5], None), ([1], 1.5)):
-        with pytest.raises(ValueError, match=r"token_ids: must be|extra_key=1\.5"):
-            policy.choose(RoutedRequest("x", tokens, 1, key))  # type: ignore[arg-type]
-    assert policy.in_flight("a") == 0
-    assert policy.seconds_ahead("a") == 0
 
 
 def test_a_router_loads_neither_torch_nor_an_engine() -> None:

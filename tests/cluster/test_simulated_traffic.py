@@ -8,7 +8,7 @@ import pytest
 
 from nanoinfer.cluster.simulate.replica import Clock
 from nanoinfer.cluster.simulate.sessions import VOCAB_SIZE, Segment, Session, SessionRun, Turn, chain
-from nanoinfer.cluster.simulate.traces import TRACES, Arrivals, Quantiles, Trace, make_trace
+from nanoinfer.cluster.simulate.traces import TRACES, Arrivals, Trace, make_trace
 
 ANSWER = Segment(99, 5)
 
@@ -45,21 +45,6 @@ def test_arrivals_have_their_rate_and_their_bursts(shape: float) -> None:
     gaps = np.diff(times)
     assert len(times) / 4000 == pytest.approx(5.0, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.05)
-
-
-@pytest.mark.parametrize(("name", "ratio"), [("conversation", 1.37 / 15.33), ("code", 2.34 / 19.06)])
-def test_azures_gaps_have_the_published_median(name: str, ratio: float) -> None:
-    gaps = np.random.default_rng(2).gamma(TRACES[f"azure-{name}-2024"].shape, size=200_000)
-    assert np.median(gaps) / gaps.mean() == pytest.approx(ratio, rel=0.05)
-
-
-def test_lengths_have_their_quantiles() -> None:
-    lengths, rng = Quantiles(((0, 5), (0.5, 100), (0.9, 400), (1, 2000))), Random(3)
-    drawn = [lengths.draw(rng) for _ in range(20_000)]
-    assert np.percentile(drawn, 50) == pytest.approx(100, rel=0.05)
-    assert np.percentile(drawn, 90) == pytest.approx(400, rel=0.05)
-    assert min(drawn) >= 5
-    assert max(drawn) <= 2000
 
 
 # --- segments and sessions --------------------------------------------------------------------------------------------

@@ -71,7 +71,6 @@ def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
     rows = HandWrittenRows(load_model(path), 3)
 
     logits, normalized = rows.extend({0: sequences[0][:9], 1: sequences[1], 2: sequences[2][:2]}, True)
-    assert normalized is not None
     assert normalized.dtype == torch.float32
     expected = [logprobs[0][1:9].mean(), logprobs[1][1:].mean(), logprobs[2][1]]
     assert_close(normalized, torch.stack(expected))
@@ -79,7 +78,6 @@ def test_normalized_logprobs_are_means_over_the_tokens_of_the_pass(
 
     # The first new token's predecessor is not in the pass; where only one token is new there is nothing to take a mean of.
     _, normalized = rows.extend({2: sequences[2][2:], 0: sequences[0][9:10]}, True)
-    assert normalized is not None
     assert_close(normalized[0], logprobs[2][3:].mean())
     assert normalized[1].isnan()
 
@@ -101,11 +99,9 @@ def test_logprobs_of_prompt_and_output_are_those_of_transformers(
         for prompt, out in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
             assert out.token_ids == greedy(model, prompt, 6), f"turn {turn}"
             assert out.cached_tokens == 0, "every prompt token is computed anew"
-            assert out.prompt_logprobs is not None
             assert out.prompt_logprobs[0] is None
             assert_close(torch.tensor(out.prompt_logprobs[1:]), logprob_of_each_token(model, prompt)[1:])
             table = all_logits(model, prompt + out.token_ids).log_softmax(-1)[len(prompt) - 1 : -1]
-            assert out.logprobs is not None
             assert len(out.logprobs) == 6
             for token, entry, row in zip(out.token_ids, out.logprobs, table, strict=True):
                 assert next(iter(entry)) == token, "the sampled one comes first"

@@ -116,7 +116,6 @@ def test_a_llama_with_other_fields_is_the_same_in_engine_sessions_and_forward_te
     (out,) = llm.generate([PROMPTS[0]], SamplingParams(max_new_tokens=1, prompt_logprobs=True), use_tqdm=False)
     table = wanted[: len(PROMPTS[0]) - 1].log_softmax(-1)
     following = torch.tensor(PROMPTS[0][1:])[:, None]
-    assert out.prompt_logprobs is not None
     assert out.prompt_logprobs[1:] == pytest.approx(table.gather(1, following)[:, 0].tolist(), abs=1e-4)
 
 
@@ -254,9 +253,3 @@ def test_experts_cannot_be_split_and_are_refused_by_name(
     message = r"size=2: Qwen3MoeForCausalLM has a layer model\.layers\.0\.mlp\.gate that cannot be split"
     with pytest.raises(UnsupportedModelError, match=message), split_llm(checkpoint("qwen3_moe"), 2):
         pass
-
-
-def test_a_mixture_of_experts_that_is_refused_is_not_refused_as_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    path = edited(checkpoint("qwen3_moe"), tmp_path / "relu", hidden_act="relu")
-    with pytest.raises(UnsupportedModelError, match=r"relu: hidden_act='relu': must be one of silu"):
-        LLM(path)

@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def wanted(model: LoadedModel) -> list[list[int]]:
-    """The tokens of test_disk_storey's prompts, each alone and without a cache."""
-    from tests.numerics.test_disk_storey import PARAMS, PROMPTS
+    """The tokens of test_tiers's prompts, each alone and without a cache."""
+    from tests.numerics.test_tiers import PARAMS, PROMPTS
 
     llm = tiny_llm(model, max_context_len=64, disable_radix_cache=True, max_running_requests=1)
     return [output.token_ids for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
@@ -35,7 +35,7 @@ def wanted(model: LoadedModel) -> list[list[int]]:
 @pytest.fixture
 def slow(tmp_path: Path, model: LoadedModel) -> tuple[LLM, Fetches]:
     """An engine with two rows and K/V of the first prompt in files, which are read when the test says so."""
-    from tests.numerics.test_disk_storey import PROMPTS, llm_in, served
+    from tests.numerics.test_tiers import PROMPTS, llm_in, served
 
     first = llm_in(tmp_path, model)
     served(first, PROMPTS[:1])

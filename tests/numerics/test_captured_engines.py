@@ -17,7 +17,6 @@ from tests.helpers.engines import assert_all_free
 from tests.helpers.kernels import need_cpp
 from tests.helpers.pressure import never_twice_in_a_row
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
-from tests.helpers.waiting import until
 
 Checkpoint = Callable[..., Path]
 PROMPTS = [[5, 9, 200, 31, 7, 7, 250, 11, 64], [7], list(range(100, 123))]
@@ -38,7 +37,6 @@ def test_tokens_are_the_same_with_and_without(family: str, checkpoint: Checkpoin
     captured, eager = (LLM(checkpoint(family), capture=capture, max_total_tokens=200) for capture in (True, False))
     assert tokens(captured) == tokens(eager) == tokens(captured)
     passes = captured.engine.model_runner.captured
-    assert passes is not None
     assert set(passes.passes) == {(1, False), (3, True)}  # the first tells whether passes can be captured
     assert eager.engine.model_runner.captured is None
     assert captured.engine.stats().capture == "yes"
@@ -53,7 +51,6 @@ def test_greedy_tokens_are_found_without_storing_the_logits(
     need_cpp(dtype)
     llm = LLM(checkpoint("llama"), dtype=dtype, max_total_tokens=200)
     passes = llm.engine.model_runner.captured
-    assert passes is not None
     sample, kinds = llm.engine.sampler.sample, []
     monkeypatch.setattr(llm.engine.sampler, "sample", lambda got, reqs: kinds.append(type(got)) or sample(got, reqs))
     found = tokens(llm)
@@ -152,13 +149,3 @@ def test_streams_come_in_groups_and_say_the_same(model: LoadedModel, k: int) -> 
     (wanted,) = tiny_llm(model).generate(prompt, asked)
     llm = tiny_llm(model, num_scheduler_steps=k)
     check_streams(llm, prompt, asked, wanted, {*range(1, 12, k), 12})  # the prompt's pass, then groups
-
-
-def test_a_stream_that_is_left_in_the_middle_gives_all_slots_back(model: LoadedModel) -> None:
-    llm = tiny_llm(model, num_scheduler_steps=8, page_size=4)
-    for piece in llm.stream(words(STEM[:5]), SamplingParams(max_new_tokens=40, temperature=0, ignore_eos=True)):
-        if len(piece.token_ids) > 1:
-            break
-    until(lambda: not llm.engine.has_unfinished(), "its end")
-    llm.engine.check_integrity()
-    assert_all_free(llm.engine)

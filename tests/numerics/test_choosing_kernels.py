@@ -77,36 +77,17 @@ def test_without_a_compiler_the_engine_still_runs(fresh_build: Path, monkeypatch
 def test_a_compiler_that_fails_says_why_and_leaves_nothing_behind(
     fresh_build: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho 'error: out of ideas' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    with pytest.raises(KernelsUnavailableError, match="out of ideas"):
-        build.library()
-    assert list((fresh_build / "cache").iterdir()) == []
-
-
-@pytest.fixture
-def failing_compiler(fresh_build: Path) -> Path:
-    """It writes its first argument into a file beside it, and fails."""
-    compiler = fresh_build / "some tools" / "compiler"
+    """It is called with its arguments (a wrapper and the compiler, for instance), and once."""
+    compiler = tmp_path / "some tools" / "broken"
     compiler.parent.mkdir()
-    compiler.write_text(f"#!/bin/sh\necho \"$1\" >> '{fresh_build}/calls'\necho 'error: not today' >&2\nexit 1\n")
+    compiler.write_text(f"#!/bin/sh\necho \"$1\" >> '{tmp_path}/calls'\necho 'error: out of ideas' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    return compiler
-
-
-def test_the_compiler_may_be_a_wrapper_with_arguments(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CXX", f"'{failing_compiler}' g++")
-    assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
-    assert (failing_compiler.parent.parent / "calls").read_text() == "g++\n"
-
-
-def test_a_compiler_that_fails_is_not_tried_again(failing_compiler: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("CXX", f"'{failing_compiler}'")
-    for _ in range(3):
-        assert "not today" in str(CppKernels.why_not(torch.float32, CPU))
-    assert len((failing_compiler.parent.parent / "calls").read_text().splitlines()) == 1
+    monkeypatch.setenv("CXX", f"'{compiler}' g++")
+    for _ in range(2):
+        with pytest.raises(KernelsUnavailableError, match="out of ideas"):
+            build.library()
+    assert (tmp_path / "calls").read_text() == "g++\n"
+    assert list((fresh_build / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -188,24 +169,10 @@ def test_forward_tensor_gives_the_engines_logits_to_the_last_bit(checkpoint, dty
     assert torch.equal(paged[:1], runner.forward_decode(step[0][:1], [0], [71], None, place[:1]))
 
 
-@pytest.fixture
-def runner(checkpoint) -> ModelRunner:
-    """A model with rotary tables for 16 positions, and pools that have room for more."""
+def test_a_sequence_longer_than_the_rotary_tables_is_refused(checkpoint):
     loaded = load_model(checkpoint("llama"), max_context_len=16)
     backend = select_attention_backend("auto", loaded.dtype, loaded.device)
-    return ModelRunner(loaded.model, ReqToTokenPool(1, 64), loaded.new_kv_pool(64), backend)
-
-
-def test_a_sequence_longer_than_the_rotary_tables_is_refused(runner: ModelRunner):
+    runner = ModelRunner(loaded.model, ReqToTokenPool(1, 64), loaded.new_kv_pool(64), backend)
     with pytest.raises(ValueError, match="the longest is 17, must not exceed max_len=16"):
         runner.forward_extend(torch.arange(3, 20), [0], [17], [0], range(17))
     assert not runner.token_to_kv_pool.get_key_buffer(0).any()
-
-
-def test_callers_may_change_the_logits_they_get(runner: ModelRunner):
-    first, means = runner.forward_extend(torch.arange(3, 18), [0], [15], [0], range(15), True)
-    runner.req_to_token_pool.req_to_token[0, :15] = torch.arange(15)
-    second = runner.forward_decode(torch.tensor([18]), [0], [16], None, [15])
-    for tensor in (first, second, means):
-        tensor[0] = -torch.inf  # not of an inference tensor, which refuses
-        assert tensor.isinf().all()

@@ -65,13 +65,10 @@ def test_log_probabilities_of_a_prompt_in_pieces_are_those_of_transformers(
         following = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
         for out in outputs:
             assert out.cached_tokens == 0
-            assert out.prompt_logprobs is not None
             assert out.prompt_logprobs[0] is None
             assert out.prompt_logprobs[1:] == pytest.approx(following[:44], abs=1e-4)
-            assert out.logprobs is not None
             values = [entry[token] for entry, token in zip(out.logprobs, out.token_ids, strict=True)]
             assert values == pytest.approx(following[44:], abs=1e-4)
-        assert outputs[1].prompt_top_logprobs is not None
         assert_likeliest(outputs[1].prompt_top_logprobs, table, 3)
         assert_likeliest([None, *(outputs[1].logprobs or ())], table[44:], 2)
 
@@ -84,8 +81,6 @@ def test_of_n_completions_only_the_first_computes_the_prompt_anew_for_its_log_pr
     rid = engine.add_request(PROMPT, SamplingParams(max_new_tokens=2, n=3, prompt_logprobs=True, prompt_top_logprobs=1))
     output = finish(engine)[rid]
     assert [completion.cached_tokens for completion in output.outputs] == [0, len(PROMPT) - 1, len(PROMPT) - 1]
-    assert output.prompt_logprobs is not None
-    assert cold.prompt_logprobs is not None
     assert output.prompt_logprobs[1:] == pytest.approx(cold.prompt_logprobs[1:], abs=1e-5)
     assert len(output.prompt_top_logprobs or ()) == len(PROMPT)
     assert_all_free(engine)
@@ -131,15 +126,9 @@ def test_tokens_and_log_probabilities_are_those_of_requests_that_never_gave_way(
     assert llm.engine.stats().retractions >= 2
     for got, wanted in zip(outputs, alone, strict=True):
         assert got[-1].token_ids == wanted.token_ids
-        assert got[-1].logprobs is not None
-        assert wanted.logprobs is not None
         for entry, other in zip(got[-1].logprobs, wanted.logprobs, strict=True):
             assert entry == pytest.approx(other, abs=1e-4)
-        assert got[-1].prompt_logprobs is not None
-        assert wanted.prompt_logprobs is not None
         assert got[-1].prompt_logprobs[1:] == pytest.approx(wanted.prompt_logprobs[1:], abs=1e-4)
-        assert got[-1].prompt_top_logprobs is not None
-        assert wanted.prompt_top_logprobs is not None
         for entry, other in zip(got[-1].prompt_top_logprobs[1:], wanted.prompt_top_logprobs[1:], strict=True):
             assert entry == pytest.approx(other, abs=1e-4)
         assert [len(output.token_ids) for output in got] == list(range(1, 25)), "a token a time, none twice"

@@ -177,19 +177,9 @@ def test_a_request_that_has_ended_stores_nothing(checkpoint: Checkpoint, cuda: F
         ids, slots = some.ids.clone(), some.slots.clone()
         ids[ended], slots[ended] = 299, -1
         output = passes.forward(some.batch(input_ids=ids, out_cache_loc=slots))
-        assert output is not None
         assert torch.equal(output.logits[going], expected[going])
         assert all(map(torch.equal, some.kv(), before))
     assert list(passes.passes) == [(4, 32)]
-
-
-def test_a_batch_in_which_all_have_ended_is_refused_before_anything_is_written(checkpoint: Checkpoint, cuda: FakeCuda):
-    runner = make_runner(checkpoint("llama"))
-    some = Sequences(runner, 2)
-    before = some.kv()
-    with pytest.raises(ValueError, match="out_cache_loc: −1 for every request, must be a slot for at least one"):
-        CudaPasses(runner).forward(some.batch(out_cache_loc=torch.full((2,), -1, dtype=torch.int32)))
-    assert all(map(torch.equal, some.kv(), before))
 
 
 def test_capture_true_tries_a_pass_in_a_slot_that_it_gives_back(
@@ -197,7 +187,6 @@ def test_capture_true_tries_a_pass_in_a_slot_that_it_gives_back(
 ):
     runner = make_runner(checkpoint("llama"))
     passes = CudaPasses.select(True, runner)
-    assert passes is not None
     assert list(passes.passes) == [(1, 8)]
     assert runner.token_to_kv_pool.available_size() == SLOTS
     run = runner.run

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +28,7 @@ LESSER = {
     "AMX": (NO_AMX, ("test_kernels.py", "test_attention.py")),
     # Nothing in the sources asks for both of the last two, so one library without both of them has every line.
     "AMX, AVX512_BF16 and AVX512_VNNI": (f"{NO_AMX} -mno-avx512bf16 -mno-avx512vnni", ("test_kernels.py",)),
-    "AVX-512": (
-        "-march=haswell",
-        ("test_kernels.py", "test_attention.py", "test_adapter_bits.py"),
-    ),
+    "AVX-512": ("-march=haswell", ("test_kernels.py", "test_attention.py", "test_adapter_bits.py")),
 }
 
 
@@ -46,22 +42,6 @@ def instructions(flags: str) -> frozenset[str]:
     return frozenset(asked & set(re.findall(r"#define (\w+)", defined)))
 
 
-@pytest.fixture(scope="module")
-def environment() -> Callable[[str], dict[str, str]]:
-    """For programs on a processor that lacks this. Each library is compiled once, and kept where this processor's is."""
-
-    def make(lacks: str) -> dict[str, str]:
-        flags = LESSER[lacks][0]
-        try:
-            if instructions(flags) == instructions(""):
-                pytest.skip(f"needs a processor that has {lacks.replace(' and ', ' or ')}; without it, nothing differs")
-        except KernelsUnavailableError as error:
-            pytest.skip(str(error))
-        return {**os.environ, "NANOINFER_CXXFLAGS": flags}
-
-    return make
-
-
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -73,36 +53,21 @@ sys.exit(pytest.main(["-p", "no:cacheprovider", *files]) if files else 0)
 """
 
 
-Done = tuple[str, subprocess.CompletedProcess[str], Path]
-
-
-@pytest.fixture(scope="module", params=LESSER)
-def done(
-    request: pytest.FixtureRequest,
-    environment: Callable[[str], dict[str, str]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Done:
-    """What such a processor lacks, and a process that has written its products there and has run its tests of kernels."""
-    lacks, result = request.param, tmp_path_factory.mktemp("lesser") / "products.json"
-    files = [str(ROOM / file) for file in LESSER[lacks][1]]
-    command = [sys.executable, "-c", PROGRAM, str(result), *files]
-    folder, env = ROOM.parent.parent, environment(lacks)
-    process = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False)
-    return lacks, process, result
-
-
-def test_the_tests_of_kernels_hold(done: Done) -> None:
-    lacks, process, _ = done
-    assert LESSER[lacks][1], "it has tests"
+@pytest.mark.parametrize("lacks", LESSER)
+def test_the_tests_of_kernels_hold_and_products_in_8_and_4_bits_are_the_same_numbers(
+    lacks: str, tmp_path: Path
+) -> None:
+    flags, files = LESSER[lacks]
+    try:
+        if instructions(flags) == instructions(""):
+            pytest.skip(f"needs a processor that has {lacks.replace(' and ', ' or ')}; without it, nothing differs")
+    except KernelsUnavailableError as error:
+        pytest.skip(str(error))
+    result, env = tmp_path / "products.json", {**os.environ, "NANOINFER_CXXFLAGS": flags}
+    command = [sys.executable, "-c", PROGRAM, str(result), *(str(ROOM / file) for file in files)]
+    process = subprocess.run(command, env=env, cwd=ROOM.parent.parent, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
     assert "....." in process.stdout, "not all are skipped"
-
-
-def test_products_in_8_and_4_bits_are_the_same_numbers(
-    done: Done,
-) -> None:
-    _, process, result = done
-    assert result.exists(), process.stderr[-3000:]
     found, wanted = json.loads(result.read_text()), product_bits()
     assert found
     assert found == {name: wanted[name] for name in found}

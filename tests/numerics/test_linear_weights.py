@@ -9,7 +9,6 @@ from torch import nn
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights, GatedDenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model
@@ -107,22 +106,6 @@ def test_a_kind_may_leave_layers_as_they_are(monkeypatch: pytest.MonkeyPatch, ch
     assert len(RoundedWeights.made) == 3 * 4
 
 
-def test_by_default_weights_are_dense_and_packed_for_the_kernels(checkpoint: Checkpoint) -> None:
-    loaded, explicit = load_model(checkpoint("qwen2")), load_model(checkpoint("qwen2"), quantization=None)
-    for mine, other in zip(loaded.model.modules(), explicit.model.modules(), strict=True):
-        if isinstance(mine, Linear):
-            assert isinstance(mine.weights, DenseWeights | GatedDenseWeights)
-            packed, of_other = (
-                each.to_dense() if each.is_mkldnn else each for each in (mine.weights.packed, other.weights.packed)
-            )
-            assert torch.equal(packed, of_other)
-            assert mine.weight is None, "no memory holds the weights twice"
-    if CppKernels.why_not(loaded.dtype, loaded.device) is None:
-        assert isinstance(loaded.model.lm_head.weights.kernels, CppKernels)
-
-
 def test_an_unknown_kind_is_refused_before_the_model_is_looked_for(made: list[str]) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int4, int8, rounded"):
-        load_model("no/such-model", quantization="int3")
     with pytest.raises(ValueError, match="quantization='int3': must be one of None, int4, int8, rounded"):
         LLM("no/such-model", quantization="int3")

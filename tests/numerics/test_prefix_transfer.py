@@ -75,17 +75,6 @@ def test_what_is_imported_has_the_bits_and_the_tokens_of_one_engine(
     assert second.engine.radix_cache.total_size() == (45 + 11) // page_size * page_size
 
 
-def test_the_decoding_engine_computes_only_the_prompts_last_token(model: LoadedModel) -> None:
-    llm = small_llm(model)
-    llm.import_prefix(prefilled(small_llm(model)))
-    engine = llm.engine
-    engine.add_request(PROMPT, PARAMS)
-    step(engine)
-    assert engine.last_batch is not None
-    assert len(engine.last_batch.input_ids) == 1
-    finish(engine)
-
-
 @pytest.mark.slow
 def test_one_process_computes_the_prompt_and_another_continues_it(tmp_path: Path) -> None:
     text, file = "Once upon a time, there was a little fox named Ruby. She lived near the river.", tmp_path / "prefix"
@@ -144,16 +133,6 @@ def test_an_adapter_is_known_by_its_content_and_keys_stay_apart(tmp_path: Path, 
     assert served(second, extra_key=("secret", 1))[1] == 44
     with pytest.raises(AdapterError, match="no such adapter"):
         first.export_prefix(PROMPT, adapter="z")
-    checked, transfer = second.engine._transfer("")._checked, second.engine._transfer("")
-
-    def replaced_meanwhile(*args: Any) -> Any:
-        second.unload_adapter("c")
-        second.load_adapter("c", two)
-        return checked(*args)
-
-    transfer._checked = replaced_meanwhile  # type: ignore[method-assign]
-    with pytest.raises(AdapterError, match="adapter='c': was unloaded, and another one loaded, meanwhile"):
-        second.import_prefix(data, adapter="c")
 
 
 def test_the_draft_models_k_v_is_moved_too(model: LoadedModel) -> None:
@@ -235,13 +214,6 @@ def test_damaged_bytes_change_nothing(model: LoadedModel) -> None:
     assert llm.import_prefix(data) == 45
 
 
-def test_it_is_a_safetensors_file_without_code(model: LoadedModel) -> None:
-    from safetensors.numpy import load
-
-    data = prefilled(small_llm(model))
-    assert load(data)["tokens"].tolist() == PROMPT
-
-
 def test_what_cannot_move_is_named(model: LoadedModel) -> None:
     llm = small_llm(model)
     for tokens, key, field in (("text", None, "token_ids"), (PROMPT, 1.5, "extra_key")):
@@ -253,10 +225,6 @@ def test_what_cannot_move_is_named(model: LoadedModel) -> None:
         small_llm(model, disable_radix_cache=True).export_prefix(PROMPT)
     with pytest.raises(ValueError, match="import_prefix"):
         make_engine().import_prefix(b"")
-    llm = small_llm(model)
-    llm.engine.model_runner.tp_size = 2  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="import_prefix: needs tensor_parallel_size=1, got 2"):
-        llm.import_prefix(b"")
     llm = small_llm(model)
     data = prefilled(llm)
     llm.shutdown()

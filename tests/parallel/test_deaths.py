@@ -117,8 +117,6 @@ def test_a_script_from_standard_input_survives_ctrl_c_and_leaves_no_process(stor
         start_new_session=True,
     )
     try:
-        assert script.stdin is not None
-        assert script.stdout is not None
         script.stdin.write(SCRIPT)
         script.stdin.close()
         timer = threading.Timer(HANG_S, script.kill)

@@ -1,8 +1,11 @@
-"""The processes of a split model: how they start, from any program; how they end; and that none is left."""
+"""The processes of a split model: how they start, from any program; how they end, and that none is left; and how much
+memory they need while they load: their part, and never the whole checkpoint."""
 
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +18,8 @@ from nanoinfer.errors import RankError
 from nanoinfer.parallel import ranks as ranks_module
 from nanoinfer.parallel.messages import Message
 from nanoinfer.parallel.ranks import Ranks, StartedRanks
-from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, ranks_of, until_ended
+from tests.helpers.checkpoints import save_checkpoint
+from tests.helpers.rank_processes import PARAMS, PROMPT, pids_of, ranks_of, until_ended
 from tests.helpers.waiting import HANG_S, until
 
 pytestmark = pytest.mark.slow
@@ -103,22 +107,6 @@ def test_a_rank_that_is_killed_while_it_starts_ends_the_start(monkeypatch: pytes
     until_ended(started)
 
 
-def test_a_forked_process_neither_uses_nor_ends_the_ranks(split: LLM, tokens: list[list[int]]) -> None:
-    ranks = ranks_of(split)
-    child = os.fork()
-    if child == 0:  # no output, no cleaning up: only what is tested
-        try:
-            with ranks.doing(Message("pass")):
-                os._exit(1)
-        except RankError as error:
-            ranks.close()
-            ranks.members.end(patiently=False)
-            os._exit(0 if "forked" in str(error) else 2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert split.generate(PROMPT, PARAMS)[0].token_ids == tokens[0]
-    assert all(map(lives, pids_of(split)))
-
-
 def test_ranks_end_with_the_last_reference_and_leave_no_thread_of_gloo_that_could_ask_for_python() -> None:
     def threads() -> set[str]:
         found = set()
@@ -137,3 +125,56 @@ def test_ranks_end_with_the_last_reference_and_leave_no_thread_of_gloo_that_coul
     gc.collect()
     until(lambda: not started & threads(), "the end of gloo's threads")
     until_ended(pids)
+
+
+MIB = 2**20
+LAYERS, HIDDEN, MLP, VOCAB = 12, 512, 2048, 8192
+LARGE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": MLP,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": VOCAB,
+}
+SHARD = VOCAB * HIDDEN * 4  # bytes: the largest tensor, and the largest file
+WHOLE = 4 * (LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * MLP) + 2 * VOCAB * HIDDEN)  # bytes of the checkpoint, float32
+LOAD = """
+import sys
+from pathlib import Path
+from nanoinfer import LLM
+llm = LLM(sys.argv[1], tensor_parallel_size=2, max_total_tokens=64, quantization=sys.argv[2] or None)
+for pid in ("self", *llm.engine.model_runner._ranks.members.pids):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    print(*(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
+"""
+
+
+def most_memory(path: Path, quantization: str) -> list[int]:
+    """The most bytes that each of two ranks had in memory at any moment until all was loaded, mapped files included."""
+    command = [sys.executable, "-c", LOAD, str(path), quantization]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, env=one_thread)
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of many files, each of which is open by itself."""
+    path = save_checkpoint(tmp_path_factory.mktemp("large"), max_shard_size=f"{SHARD // MIB + 1}MB", **LARGE)
+    assert len(list(path.glob("*.safetensors"))) > 10
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says how much memory a process had")
+@pytest.mark.parametrize("quantization", ["", "int8"])
+def test_no_rank_ever_has_more_than_its_part_and_one_tensor(quantization: str, large: Path, tmp_path: Path) -> None:
+    """Beyond what a rank of a tiny model has."""
+    tiny = most_memory(save_checkpoint(tmp_path / "tiny"), quantization)
+    if not tiny:
+        pytest.skip("needs a kernel that says how much memory a process had at most (VmHWM)")
+    for rank, (found, base) in enumerate(zip(most_memory(large, quantization), tiny, strict=True)):
+        grown = found - base
+        assert grown + 8 * MIB > WHOLE / 2, "the share is there"
+        assert grown < WHOLE / 2 + SHARD + 12 * MIB, f"rank {rank}: {grown / MIB:.0f} of {WHOLE / MIB:.0f} MiB"

@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.model.llama import DecoderLayer, LlamaForCausalLM
+from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.paged import GeneratorTorch
 from nanoinfer.parallel.ranks import StartedRanks
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
@@ -30,6 +30,7 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("size", "changes", "why"),
     [
+        (0, {}, ""),
         (3, {}, "4 query heads"),
         (8, {}, "4 query heads"),
         (2, SIX_HEADS, "3 key/value heads"),
@@ -39,14 +40,8 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
     size: int, changes: dict[str, Any], why: str, checkpoint: Checkpoint
 ) -> None:
-    with pytest.raises(ValueError, match=f"^tensor_parallel_size={size}: .*{why}"):
+    with pytest.raises(ValueError, match=f"^tensor_parallel_size={size}.*{why}"):
         LLM(checkpoint("llama", **changes), tensor_parallel_size=size)
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_size_that_is_no_number_of_processes_is_refused(size: int, checkpoint: Checkpoint) -> None:
-    with pytest.raises(ValueError, match="tensor_parallel_size="):
-        LLM(checkpoint("llama"), tensor_parallel_size=size)
 
 
 @pytest.mark.parametrize(
@@ -87,26 +82,6 @@ def test_a_family_from_outside_is_refused_and_so_is_a_head_of_its_own(
         LLM(path, tensor_parallel_size=2)
     monkeypatch.setattr(OwnHead, "__module__", "nanoinfer.model.own")
     with pytest.raises(UnsupportedModelError, match="OwnHead has a head"), split_llm(path, 2):
-        pass
-
-
-class OwnNames(LlamaForCausalLM):
-    """A family whose checkpoints have other names for gate and up."""
-
-    class layer_class(DecoderLayer):
-        def new_mlp(self, *args: Any) -> Any:
-            mlp = super().new_mlp(*args)
-            mlp.gate_up_proj.parts = {"w1": 48, "w3": 48}
-            return mlp
-
-
-def test_a_projection_whose_cut_is_not_known_is_refused_by_name(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MODEL_FAMILIES, "OwnNames", OwnNames)
-    monkeypatch.setattr(OwnNames, "__module__", "nanoinfer.model.own")
-    path = edited(checkpoint("llama"), tmp_path / "own", architectures=["OwnNames"])
-    with pytest.raises(UnsupportedModelError, match="gate_up_proj"), split_llm(path, 2):
         pass
 
 

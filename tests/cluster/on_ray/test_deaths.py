@@ -128,7 +128,6 @@ def test_the_door_is_replaced_while_requests_go_on(watcher: Any, settings: Any, 
     swap = partial(deploy, newer, ServerSettings(served_model_name="story", max_completions=7))
     assert asyncio.run(damage_while_streaming(swap, asked)) == expected(llm, asked)
     refused = asyncio.run(whole(URL, {"prompt": ["x"] * 8}))
-    assert refused.error is not None
     assert "must not exceed 7" in refused.error
 
 

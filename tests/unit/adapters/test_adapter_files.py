@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -82,41 +81,6 @@ def test_each_field_of_peft_is_read_or_refused_or_has_no_part_in_inference() -> 
     groups.append({"peft_type", "bias", "init_lora_weights"})
     assert set.union(*groups) == {field.name for field in dataclasses.fields(peft.LoraConfig)}
     assert sum(map(len, groups)) == len(set.union(*groups))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("use_dora", True),
-        ("bias", "all"),
-        ("bias", "lora_only"),
-        ("lora_bias", True),
-        ("modules_to_save", ["lm_head"]),
-        ("trainable_token_indices", [3, 4]),
-        ("init_lora_weights", "pissa"),
-        ("init_lora_weights", "olora"),
-        ("layer_replication", [(0, 2), (1, 3)]),
-        ("kasa_config", peft.KasaConfig()),
-    ],
-)
-def test_what_peft_saves_and_this_engine_cannot_compute_is_refused(
-    field: str,
-    value: object,
-    checkpoint: Checkpoint,
-    oracle: Oracle,
-    tmp_path: Path,
-) -> None:
-    model = adapt(oracle(checkpoint("qwen2")), **{"target_modules": ["q_proj", "down_proj"], field: value})
-    model.save_pretrained(tmp_path)
-    with pytest.raises(AdapterError, match=rf"^adapter '{re.escape(str(tmp_path))}': {field}="):
-        read_adapter(tmp_path, network_of(checkpoint("qwen2")))
-
-
-def test_other_kinds_of_adapters_are_refused(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    config = peft.LoHaConfig(target_modules=["q_proj"])
-    peft.get_peft_model(copy.deepcopy(oracle(checkpoint("llama"))), config).save_pretrained(tmp_path)
-    with pytest.raises(AdapterError, match="peft_type='LOHA'"):
-        read_adapter(tmp_path, network_of(checkpoint("llama")))
 
 
 @pytest.mark.parametrize(
@@ -205,14 +169,6 @@ def test_all_that_is_wrong_with_tensors_is_named(folder: Path, llama: LlamaForCa
     }
 
 
-def test_a_tensor_under_two_names_is_refused(folder: Path, llama: LlamaForCausalLM) -> None:
-    twice = key(0).replace(".weight", ".default.weight")
-    change_tensors(folder, lambda tensors: tensors.update({twice: tensors[key(0)].clone()}))
-    assert "surplus, the same tensor as base_model.model.model.layers.0.self_attn.q_proj.lora_A" in refusal(
-        folder, llama
-    )
-
-
 def test_an_adapter_of_another_model_says_which(saved: Path, checkpoint: Checkpoint, folder: Path) -> None:
     wider = load_model(checkpoint("llama", intermediate_size=128), kernels="torch").model
     message = refusal(saved, wider)
@@ -235,11 +191,6 @@ def test_a_config_that_does_not_fit_its_tensors_is_refused(folder: Path, llama: 
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_tilde_is_the_home_directory(saved: Path, llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(saved.parent))
-    assert equal(read_adapter(f"~/{saved.name}", llama), read_adapter(saved, llama))
 
 
 @pytest.mark.parametrize("size", [0, 5, 300, -1])

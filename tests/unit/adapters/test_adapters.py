@@ -11,10 +11,12 @@ import torch
 
 from nanoinfer import LLM, AsyncEngine
 from nanoinfer.errors import AdapterError, InvalidRequestError
+from nanoinfer.model.layers import low_rank
 from nanoinfer.model.layers.low_rank import RANKS, CppLowRank
 from nanoinfer.model.loader import load_model
 from nanoinfer.paged import GeneratorTorch
 from tests.helpers.adapters import MIXED, NAMES, PARAMS, PROMPTS, Name, outputs, save_adapter, three_adapters
+from tests.helpers.fetches import Fetches
 from tests.helpers.kernels import need_cpp
 from tests.helpers.waiting import run
 
@@ -198,25 +200,10 @@ def test_a_generator_takes_no_more_adapters_than_it_has_room_for_and_stays_as_it
         generator.adapters.load(second, paths[second])
     assert list(generator.adapters) == [first]
     generator.adapters.unload(first)
-    with ThreadPoolExecutor(4) as threads:
-        tries = [threads.submit(generator.adapters.load, name, path) for name, path in paths.items()]
-    assert sum(attempt.exception() is None for attempt in tries) == len(generator.adapters) == 1
-    generator.adapters.unload(next(iter(generator.adapters)))
     generator.adapters.load(second, paths[second])
     kv, one = generator.new_kv_cache(1, 8), torch.zeros(1, dtype=torch.int64)
     logits = generator.forward_tensor(one, one, True, kv, one[None], one, one + 1, 1, adapter_ids=[second])
     assert logits.isfinite().all()
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Callable[..., Path]) -> LLM:
-    return LLM(checkpoint("llama"), max_total_tokens=256)
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    network = load_model(checkpoint("llama"), kernels="torch").model
-    return save_adapter(tmp_path_factory.mktemp("adapter") / "one", network)
 
 
 @pytest.mark.cpu
@@ -241,3 +228,103 @@ def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Pa
         assert (pool.version > version) == (leaves != "small")  # passes captured with more room are captured anew
         for name in llm.adapters:
             assert llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids == wanted[name]
+
+
+Checkpoint = Callable[..., Path]
+
+
+def by_hand(llm: LLM) -> Fetches:
+    fetches = Fetches()
+    llm.engine.adapters.pool._executor = fetches
+    return fetches
+
+
+def alone_in_another(checkpoint: Checkpoint, name: str) -> list[int]:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    return llm.generate(PROMPTS[0], PARAMS, adapter=name)[0].token_ids
+
+
+def test_requests_go_on_while_an_adapter_is_fetched(checkpoint: Checkpoint) -> None:
+    llm = LLM(
+        checkpoint("llama"), max_total_tokens=512, schedule_policy="fcfs", adapters=three_adapters(checkpoint("llama"))
+    )
+    fetches, engine = by_hand(llm), llm.engine
+    wanted = alone_in_another(checkpoint, "large")
+    waits = engine.add_request(PROMPTS[0], PARAMS, adapter="large")
+    goes = engine.add_request(PROMPTS[1], PARAMS)
+    seen = [output.request_id for _ in range(4) for output in engine.step()]
+    assert seen == [goes] * 4
+    assert [*map(len, (fetches.waiting, engine.scheduler.waiting))] == [1, 1]
+    fetches.run_all()
+    last = {}
+    while engine.has_unfinished():
+        last.update({output.request_id: output for output in engine.step()})
+    assert last[waits].token_ids == wanted
+    assert engine.stats().adapters_on_device == 1
+
+
+def test_the_least_recently_used_adapter_leaves_and_comes_back(checkpoint: Checkpoint) -> None:
+    llm = LLM(
+        checkpoint("llama"),
+        max_total_tokens=512,
+        max_adapters_on_device=2,
+        adapters=three_adapters(checkpoint("llama")),
+    )
+
+    def use(name: str) -> list[str]:
+        llm.generate(PROMPTS[0], PARAMS, adapter=name)
+        return sorted(adapter.name for adapter in llm.engine.adapters.pool.on_device)
+
+    assert [use("small"), use("large")] == [["small"], ["large", "small"]]
+    assert use("small") == ["large", "small"]
+    assert use("some") == ["small", "some"]
+    assert use("large") == ["large", "some"]
+    assert llm.engine.stats().adapter_fetches == 4
+    assert llm.engine.stats().loaded_adapters == 3
+
+
+def test_adapters_in_use_stay_and_others_wait_for_a_place(checkpoint: Checkpoint) -> None:
+    llm = LLM(
+        checkpoint("llama"),
+        max_total_tokens=512,
+        max_adapters_on_device=1,
+        adapters=three_adapters(checkpoint("llama")),
+    )
+    engine = llm.engine
+    first = engine.add_request(PROMPTS[0], PARAMS, adapter="small")
+    engine.step()
+    second = engine.add_request(PROMPTS[1], PARAMS, adapter="large")
+    order = []
+    while engine.has_unfinished():
+        order += [output.request_id for output in engine.step() if output.finished]
+    assert order == [first, second]
+    assert engine.stats().adapter_fetches == 2
+
+
+def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    kind = low_rank.CppLowRank if llm.engine.stats().kernels == "cpp" else low_rank.TorchLowRank
+    pack = kind.pack
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(kind, "pack", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        llm.generate(PROMPTS[0], PARAMS, adapter="small")
+    engine, fetches = llm.engine, by_hand(llm)
+    fails = [engine.add_request(prompt, PARAMS, adapter="small") for prompt in PROMPTS[:2]]
+    goes = engine.add_request(PROMPTS[0], PARAMS)
+    engine.step()
+    fetches.run_all()
+    with pytest.raises(MemoryError, match="no room"):
+        engine.step()
+    last = {}
+    while engine.has_unfinished():
+        last.update({output.request_id: output for output in engine.step()})
+    assert [last[rid].finish_reason for rid in (*fails, goes)] == ["abort", "abort", "length"]
+    monkeypatch.setattr(kind, "pack", pack)
+    assert llm.generate(PROMPTS[0], PARAMS, adapter="small")[0].finished
+    llm.engine.check_integrity()

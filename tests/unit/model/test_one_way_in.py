@@ -135,7 +135,6 @@ def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpo
     loaded = load_model(checkpoint())
     runner = ModelRunner(loaded.model, ReqToTokenPool(2, 16), loaded.new_kv_pool(32), TorchNativeBackend())
     extend = InputMetadata.create(runner, 1, ForwardMode.EXTEND, [0, 1], [3, 4], [0, 1], range(1, 7))
-    assert extend.logit_rows is not None
     assert extend.logit_rows.tolist() == [2, 5]
     ids = torch.arange(3, 9)
     every = runner.run(ids, replace(extend, logit_rows=None)).logits
@@ -308,23 +307,6 @@ def soft_path(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(AttentionLayer, "__init__", init)
     return checkpoint()
-
-
-def test_a_softcap_is_the_same_for_every_caller(soft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM(soft_path, max_total_tokens=64)
-    soft = engine_tokens(llm)
-    assert engine_tokens(LLM(soft_path, max_total_tokens=64, attention_backend="torch_native")) == soft
-    assert session_tokens(InferenceEngine(soft_path)) == soft
-    for backend in (None, "auto", "torch_native"):
-        assert paged_tokens(GeneratorTorch(soft_path, attention_backend=backend)) == soft
-    mask = torch.ones(7, 7, dtype=torch.bool)
-    logits = [
-        Caller(GeneratorTorch(soft_path), 16, 4).prefill({0: PROMPTS[0]}, **changes)
-        for changes in ({}, {"atten_mask": mask})
-    ]
-    close(*logits)
-    monkeypatch.undo()
-    assert engine_tokens(LLM(soft_path, max_total_tokens=64)) != soft
 
 
 @pytest.mark.parametrize("caller", [LLM, InferenceEngine, GeneratorTorch])

@@ -177,7 +177,6 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
     assert torch.equal(rows.input_ids, batch.input_ids)
     assert torch.equal(rows.out_cache_loc, batch.out_cache_loc)
     assert (rows.forward_mode, rows.only_likeliest, rows.size_varies) == (ForwardMode.DECODE, likeliest, True)
-    assert rows.adapter_places is not None
     assert rows.adapter_places.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
     assert rows.prefix_lens is None
     assert as_decode(replace(batch, adapter_places=None)).adapter_places is None
@@ -204,7 +203,6 @@ def test_a_verify_batch_has_the_newest_tokens_and_the_drafts(page_size: int) -> 
     batch = Batch.verify(reqs, [3, 0, 2], engine.cache)
     assert batch.forward_mode is ForwardMode.VERIFY
     assert batch.input_ids.tolist() == [6, 7, 8, 9, 53, 92, 60, 61]
-    assert batch.prefix_lens is not None
     assert batch.prefix_lens.tolist() == [5, 3, 2]
     assert batch.seq_lens.tolist() == [9, 4, 5]
     assert batch.req_pool_indices.tolist() == [req.req_pool_idx for req in reqs]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ def test_phase_one_plans_and_changes_nothing() -> None:
     arguments = example()
     status, workspace_size, executor = aclnn_advance_step_get_workspace_size(*arguments.values())
     assert (status, workspace_size, status.message) == (0, 0, "")
-    assert executor is not None
+    assert executor
     assert lists(arguments) == lists(example())
 
 
@@ -50,23 +49,11 @@ def test_phase_two_runs_the_same_executor_again_and_again() -> None:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_missing_tensor_is_a_null_pointer(name: str) -> None:
-    status, workspace_size, executor = aclnn_advance_step_get_workspace_size(**{**example(), name: None})
-    assert (int(status), workspace_size, executor) == (161001, 0, None)
-    assert name in status.message
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_a_wrong_dtype_is_an_invalid_parameter_and_an_empty_tensor_does_not_fit(name: str) -> None:
+def test_every_tensor_is_there_int64_and_not_empty(name: str) -> None:
     right = example()[name]
-    for wrong, code in (
-        (right.int(), 161002),
-        (right.tolist(), 161002),
-        (right.numpy(), 161002),
-        (right[:0], 561002),
-    ):
-        status, _, executor = aclnn_advance_step_get_workspace_size(**{**example(), name: wrong})
-        assert (int(status), executor) == (code, None)
+    for wrong, code in ((None, 161001), (right.int(), 161002), (right[:0], 561002)):
+        status, workspace_size, executor = aclnn_advance_step_get_workspace_size(**{**example(), name: wrong})
+        assert (int(status), workspace_size, executor) == (code, 0, None)
         assert name in status.message
 
 
@@ -77,8 +64,6 @@ def test_a_wrong_dtype_is_an_invalid_parameter_and_an_empty_tensor_does_not_fit(
         ({"num_queries": -1}, 561002),
         ({"block_size": 0}, 561002),
         ({"block_size": 4.0}, 161002),
-        ({"block_size": 2**63}, 161002),
-        ({"num_seqs": -(2**70)}, 161002),
         ({"num_queries": True}, 161002),
         ({"num_queries": 5}, 561002),
         ({"num_queries": 4, "sampled_token_ids": [[7], [8], [9], [6]], "seq_lens": [3, 4, 0, 7]}, 561002),
@@ -109,14 +94,10 @@ def test_statuses_of_phase_two() -> None:
     before = lists(arguments)
     for call, code, message in (
         ((None, 0, None), 161001, "executor"),
-        ((None, 0, "plan"), 161002, "executor"),
-        ((None, -1, executor), 161002, "workspace_size=-1"),
         ((None, 8, executor), 161001, "workspace"),
-        ((small, 8, executor), 161002, "4 bytes"),
+        ((small, -1, executor), 161002, "workspace_size=-1"),
+        ((small, 8, executor), 161002, "workspace_size=8"),
         ((None, None, executor), 161002, "workspace_size=None"),
-        ((None, 2**64, executor), 161002, "workspace_size"),
-        ((1 << 20, 0, executor), 161002, "workspace: must be a tensor or None, got int"),  # an address, as in C
-        ((b"12345678", 8, executor), 161002, "workspace: must be a tensor or None, got bytes"),
     ):
         status = aclnn_advance_step(*call)  # type: ignore[arg-type]
         assert int(status) == code
@@ -127,7 +108,6 @@ def test_statuses_of_phase_two() -> None:
     arguments["seq_lens"][0] = 3
     assert aclnn_advance_step(small, 4, executor, stream=object()) == 0
     assert arguments["slot_mapping"].tolist() == [23, 28, -1, -1]
-    assert aclnn_advance_step(None, np.int64(0), executor) == 0  # type: ignore[arg-type]
 
 
 def test_tensors_may_have_a_second_dimension_of_one_as_in_canns_example() -> None:
@@ -203,7 +183,7 @@ def test_v2_wants_as_many_queries_as_sequences() -> None:
     for queries in (1, 3):
         status, _, _ = aclnn_advance_step_v2_get_workspace_size(**speculative_example(num_queries=queries))
         assert status == 561002
-        assert f"num_seqs=2: must equal num_queries={queries}" in status.message
+        assert f"num_queries={queries}" in status.message
 
 
 def test_an_executor_belongs_to_its_interface() -> None:

@@ -1,10 +1,8 @@
 """npu_advance_step_flashattn against a plain loop over Python lists, as a PyTorch operator, and what it refuses."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -84,98 +82,76 @@ def test_fake_tensors_stay_fake() -> None:
 # --- what is refused ---------------------------------------------------------------------------------------------
 
 
-def refuse(
-    arguments: dict[str, Any],
-    message: str,
-    error: type[ValueError] = ValueError,
-    **more: Any,
-) -> None:
+def refuse(arguments: dict[str, Any], named: str, error: type[ValueError] = ValueError) -> None:
     before = lists(arguments)
-    with pytest.raises(error, match=message):
-        npu_advance_step_flashattn(**arguments, **more)
+    with pytest.raises(error, match=named):
+        npu_advance_step_flashattn(**arguments)
     assert lists(arguments) == before, "nothing has changed"
 
 
 @pytest.mark.parametrize(
     "name", [name for name, value in speculative_example().items() if isinstance(value, torch.Tensor)]
 )
-def test_every_tensor_is_an_int64_tensor_that_is_not_empty(name: str) -> None:
+def test_every_tensor_is_int64_and_not_empty_and_all_are_on_one_device(name: str) -> None:
     tensor = speculative_example()[name]
-    refuse(speculative_example(**{name: tensor.int()}), f"{name}: dtype torch.int32, must be torch.int64")
-    refuse(speculative_example(**{name: tensor.float()}), f"{name}: dtype torch.float32")
-    refuse(speculative_example(**{name: tensor[:0]}), f"{name}: shape .* must not be empty")
+    refuse(speculative_example(**{name: tensor.int()}), f"{name}: dtype torch.int32")
+    refuse(speculative_example(**{name: tensor[:0]}), f"{name}: shape", ShapeMismatchError)
     with pytest.raises(ValueError, match=r"on (meta|cpu), must be on (meta|cpu), where input_tokens is"):
         AdvanceStepCall(**speculative_example(**{name: tensor.to("meta")})).plan()
-    for value in (3, tensor.tolist(), tensor.numpy()):
-        with pytest.raises(ValueError, match=f"{name}: must be a tensor, got {type(value).__name__}"):
-            npu_advance_step_flashattn(**{**speculative_example(), name: value})
 
 
 @pytest.mark.parametrize("make", [example, speculative_example])
 @pytest.mark.parametrize("name", ["num_seqs", "num_queries", "block_size"])
 def test_sizes_are_positive_integers(make: Callable[..., dict[str, Any]], name: str) -> None:
-    for size in (0, -1):
-        refuse(make(**{name: size}), f"{name}={size}: must be at least 1")
-    for size in (2.0, True, None, "2", np.float64(2), np.True_):
-        refuse(make(**{name: size}), re.escape(f"{name}={size!r}: must be an integer"))
-    for size in (2**63, -(2**64)):
-        refuse(make(**{name: size}), f"{name}={size}: must be in 1..{2**63 - 1}")
+    for size in (0, -1, 2.0, True, None):
+        refuse(make(**{name: size}), f"{name}={size}")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("make", "changes"),
     [
-        ({"input_tokens": [1, 2, 3]}, r"input_tokens: shape \[3\], must be \[4\]"),
-        ({"input_positions": [1, 2, 3, 4, 5]}, r"input_positions: shape \[5\], must be \[4\]"),
-        ({"seq_lens": [[3, 4, 9, 9]]}, r"seq_lens: shape \[1, 4\], must be \[4\]"),
-        ({"slot_mapping": [1, 2]}, r"slot_mapping: shape \[2\], must be \[4\]"),
-        ({"sampled_token_ids": [7, 8]}, r"sampled_token_ids: shape \[2\], must be \[2, 1\]"),
-        ({"sampled_token_ids": [[7, 8], [8, 9]]}, r"sampled_token_ids: shape \[2, 2\], must be \[2, 1\]"),
-        ({"sampled_token_ids": [[7], [8], [9]]}, r"sampled_token_ids: shape \[3, 1\], must be \[2, 1\]"),
-        ({"block_tables": [1, 2, 3, 4]}, r"block_tables: shape \[4\], must be \[4, any\]"),
-        ({"block_tables": [[5, 2], [1, 7]]}, r"block_tables: shape \[2, 2\], must be \[4, any\]"),
-        ({"seq_lens": [3, 8, 0, 0]}, "block_tables: 2 blocks per row; position 8 with block_size=4 needs at least 3"),
-        ({"block_size": 2}, "block_tables: 2 blocks per row; position 4 with block_size=2 needs at least 3"),
+        (example, {"input_tokens": [1, 2, 3]}),
+        (example, {"seq_lens": [[3, 4, 9, 9]]}),
+        (example, {"sampled_token_ids": [[7, 8], [8, 9]]}),
+        (example, {"sampled_token_ids": [[7], [8], [9]]}),
+        (example, {"block_tables": [[5, 2], [1, 7]]}),
+        (example, {"num_queries": 5}),
+        (speculative_example, {"slot_mapping": [1, 2]}),
+        (speculative_example, {"seq_lens": [[4, 5, 6], [7, 8, 9]]}),
+        (speculative_example, {"spec_token": [31, 41]}),
+        (speculative_example, {"accepted_num": [[1], [0]]}),
+        (speculative_example, {"sampled_token_ids": [[11], [40]]}),
+        (speculative_example, {"num_queries": 1}),
     ],
 )
-def test_shapes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    refuse(example(**changes), message, ShapeMismatchError)
+def test_shapes_that_do_not_fit(make: Callable[..., dict[str, Any]], changes: dict[str, Any]) -> None:
+    refuse(make(**changes), next(iter(changes)), ShapeMismatchError)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "arguments", [example(seq_lens=[3, 8, 0, 0]), example(block_size=2), speculative_example(block_size=3)]
+)
+def test_a_table_that_is_too_narrow(arguments: dict[str, Any]) -> None:
+    refuse(arguments, "block_tables: . blocks per row", ShapeMismatchError)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "named"),
     [
-        ({"input_tokens": [1, 2]}, r"input_tokens: shape \[2\], must be \[6\]"),
-        ({"seq_lens": [[4, 5, 6], [7, 8, 9]]}, r"seq_lens: shape \[2, 3\], must be \[6\]"),
-        ({"spec_token": [31, 41]}, r"spec_token: shape \[2\], must be \[2, any\]"),
-        ({"spec_token": [[31], [41]]}, r"sampled_token_ids: shape \[2, 3\], must be \[2, 2\]"),
-        ({"accepted_num": [[1], [0]]}, r"accepted_num: shape \[2, 1\], must be \[2\]"),
-        ({"sampled_token_ids": [[11], [40]]}, r"sampled_token_ids: shape \[2, 1\], must be \[2, 3\]"),
-        ({"block_size": 3}, "block_tables: 3 blocks per row; position 9 with block_size=3 needs at least 4"),
+        (speculative_example, {"spec_token": None}, "spec_token=None"),
+        (speculative_example, {"accepted_num": None}, "accepted_num=None"),
+        (speculative_example, {"accepted_num": [-1, 0]}, "accepted_num: -1 in row 0"),
+        (speculative_example, {"sampled_token_ids": [[1, 2, -2], [3, -1, -1]]}, "sampled_token_ids: -2 in row 0"),
+        (speculative_example, {"sampled_token_ids": [[1, 2, 3], [-1, 4, 5]]}, "sampled_token_ids: -1 in row 1"),
+        (speculative_example, {"input_positions": [-9, 4, 5, 6, 7, 8]}, "input_positions: -9 in row 0"),
+        (example, {"sampled_token_ids": [[8], [-1]]}, "sampled_token_ids: -1 in row 1"),
+        (example, {"seq_lens": [3, -4, 9, 9]}, "seq_lens: -4 in row 1"),
+        (example, {"block_tables": [[5, 2], [1, -1], [2, 8], [3, 9]]}, "block_tables: -1 in row 1"),
+        (example, {"formula": "row"}, "formula='row'"),
     ],
 )
-def test_speculative_shapes_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
-    refuse(speculative_example(**changes), message, ShapeMismatchError)
-
-
-def test_values_that_do_not_fit() -> None:
-    refuse(example(num_queries=5), "num_queries=5: must not exceed num_seqs=4")
-    refuse(speculative_example(num_queries=1), "num_queries=1: must equal num_seqs=2 when spec_token is given")
-    refuse(speculative_example(spec_token=None), "spec_token=None: spec_token and accepted_num must be given together")
-    refuse(
-        speculative_example(accepted_num=None), "accepted_num=None: spec_token and accepted_num must be given together"
-    )
-    refuse(speculative_example(accepted_num=[-1, 0]), "accepted_num: -1 in row 0: must not be negative")
-    refuse(
-        speculative_example(sampled_token_ids=[[1, 2, -2], [3, -1, -1]]), "sampled_token_ids: -2 in row 0: must be a to"
-    )
-    refuse(speculative_example(sampled_token_ids=[[1, 2, 3], [-1, 4, 5]]), "sampled_token_ids: -1 in row 1")
-    refuse(speculative_example(input_positions=[-9, 4, 5, 6, 7, 8]), "input_positions: -9 in row 0: must not be")
-    refuse(example(sampled_token_ids=[[8], [-1]]), "sampled_token_ids: -1 in row 1: must be a token")
-    refuse(example(seq_lens=[3, -4, 9, 9]), "seq_lens: -4 in row 1: must not be negative")
-    refuse(example(block_tables=[[5, 2], [1, -1], [2, 8], [3, 9]]), "block_tables: -1 in row 1: must not be negative")
-    for formula in ("row", None, 3, ["by_row"]):
-        refuse(example(), f"formula={re.escape(repr(formula))}: must be one of by_row, kernel", formula=formula)
+def test_values_that_do_not_fit(make: Callable[..., dict[str, Any]], changes: dict[str, Any], named: str) -> None:
+    refuse(make(**changes), named)
 
 
 def test_speculation_is_keyword_only() -> None:

@@ -1,6 +1,7 @@
 """forward_tensor: its logits are those of transformers and its tokens the engine's, whatever the blocks look like."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +114,74 @@ def test_requests_that_share_blocks_may_both_write_them(
     caller.blocks[1] = list(caller.blocks[0])
     caller.prefill({0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 6]})
     close(caller.decode({0: [7], 1: [7]}), torch.stack([expected(caller.tokens[i])[-1] for i in (0, 1)]))
+
+
+TWO = ([1, 2, 3, 4, 5, 6], [7, 8, 9])
+
+
+def two_requests(generator: GeneratorTorch) -> Caller:
+    """Request 0 has 6 tokens in two of 8 blocks of 4, request 1 has 3 in another."""
+    caller = Caller(generator, 8, 4)
+    caller.prefill(dict(enumerate(TWO)))
+    return caller
+
+
+def test_equal_tokens_of_two_requests_may_be_written_into_the_same_slots(generator: GeneratorTorch) -> None:
+    caller = two_requests(generator)
+    caller.slot(2, 3)
+    caller.blocks[3] = list(caller.blocks[2])
+    logits = caller.generator.forward_tensor(**caller.arguments({2: [1, 2, 3], 3: [1, 2, 3]}, True))
+    torch.testing.assert_close(logits[:3], logits[3:])
+
+
+def test_two_copies_of_a_request_may_decode_the_same_token_into_the_same_slot(generator: GeneratorTorch) -> None:
+    caller = two_requests(generator)
+    alone = caller.generator.forward_tensor(**caller.arguments({0: [60]}, False))
+    caller.blocks[2], caller.tokens[2] = list(caller.blocks[0]), list(TWO[0])
+    logits = caller.decode({0: [60], 2: [60], 1: [3]})
+    torch.testing.assert_close(logits[:2], alone.expand(2, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_padding_may_name_blocks_that_are_written(generator: GeneratorTorch) -> None:
+    caller = two_requests(generator)
+    arguments = caller.arguments({0: [60]}, False)
+    alone = caller.generator.forward_tensor(**arguments)
+    for name, padding in (("input_ids", 0), ("position_ids", 0), ("slots", -1), ("input_lengths", 0)):
+        arguments[name] = torch.cat((arguments[name], torch.tensor([padding])))
+    arguments["block_tables"] = arguments["block_tables"].flip(1).expand(2, -1).clone()
+    arguments["block_tables"][0] = caller.tables([0])[0]
+    arguments["block_tables"][1] = caller.blocks[0][1]
+    torch.testing.assert_close(caller.generator.forward_tensor(**arguments)[:1], alone)
+
+
+def heads_first(block: torch.Tensor) -> torch.Tensor:
+    """[8, 128] as [8, 4, 2, 16], where the two heads come before the four tokens."""
+    return block.unflatten(1, (2, 4, 16)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda: [(t[:, 0], t[:, 1]) for t in (torch.zeros(8, 2, 4, 2, 16) for _ in range(3))],
+        lambda: [(t[..., 0], t[..., 1]) for t in torch.zeros(3, 8, 4, 2, 16, 2)],
+        lambda: list(torch.zeros(3, 2, 8, 4, 2, 16)),
+        lambda: [(t[0], t[1]) for t in torch.zeros(8, 3, 2, 4, 2, 16).permute(1, 2, 0, 3, 4, 5)],
+        lambda: [(heads_first(t[:, 0]), t[:, 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 2, 128)],
+        lambda: [
+            (t[:, 0].view(8, 2, 16, 4).permute(0, 3, 1, 2), heads_first(t[:, 1])) for t in torch.zeros(3, 8, 2, 128)
+        ],
+        lambda: [(heads_first(t[..., 0]), t[..., 1].view(8, 4, 2, 16)) for t in torch.zeros(3, 8, 128, 2)],
+    ],
+)
+def test_views_of_one_memory_that_share_no_element_are_a_cache(
+    views: Callable[[], list[Any]], generator: GeneratorTorch
+) -> None:
+    caller = two_requests(generator)
+    expected = caller.decode({0: [5], 1: [6]})
+    other = Caller(caller.generator, 8, 4)
+    other.kv_cache = [(k, v) for k, v in views()]
+    other.prefill(dict(enumerate(TWO)))
+    torch.testing.assert_close(other.decode({0: [5], 1: [6]}), expected, rtol=1e-4, atol=1e-4)
 
 
 # --- slots of −1, padding ----------------------------------------------------------------------------------------

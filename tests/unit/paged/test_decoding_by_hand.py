@@ -1,4 +1,4 @@
-"""DraftTree: what nodes see, which are accepted, and where their K/V goes; and decoding with drafts by hand."""
+"""Decoding by hand with forward_tensor and advance_step: one token at a time, drafts in a line, and trees of drafts."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ import torch
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.paged.by_hand import multi_step_decode
 from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
 from nanoinfer.paged.generator import GeneratorTorch
 
@@ -73,18 +74,11 @@ def test_sampled_tokens_are_followed_while_a_child_holds_them(sampled: list[int]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "parents", "message"),
-    [
-        ([], [], "tokens"),
-        ([5, 6], [-1], "parents"),
-        ([5, -6], [-1, 0], r"tokens\[1\]=-6"),
-        ([5, 6], [0, 0], r"parents\[0\]=0"),
-        ([5, 6, 7], [-1, 2, 0], r"parents\[1\]=2"),
-        ([5, 6, 7, 6], [-1, 0, 0, 0], r"tokens\[3\]=6"),
-    ],
+    ("tokens", "parents", "named"),
+    [([5, 6], [-1], "parents"), ([5, 6], [0, 0], r"parents\[0\]=0"), ([5, 6, 7], [-1, 2, 0], r"parents\[1\]=2")],
 )
-def test_what_is_no_tree_is_refused(tokens: list[Any], parents: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         DraftTree(tokens, parents)
 
 
@@ -130,11 +124,10 @@ def test_accepted_nodes_move_into_the_order_of_the_sequence() -> None:
 @pytest.mark.parametrize(
     ("tables", "contexts", "paths", "message"),
     [
-        ([[2, 0, 5]], [1, 1], [[0]], "contexts"),
         ([[2, 0, 5]], [1], [[1, 2]], r"paths\[0\]"),
         ([[2, 0, 5]], [1], [[0, 3, 2]], r"paths\[0\]"),
-        ([[2, 0, 5]], [1], [[0, 5]], "block_tables"),
-        ([[2, 0, -1]], [1], [[0, 3]], r"block_tables\[0, 2\]=-1"),
+        ([[2, 0, 5]], [1], [[0, 5]], r"block_tables\[0\]"),
+        ([[2, 0, -1]], [1], [[0, 3]], r"block_tables\[0\]"),
         ([[2, 0, 6]], [1], [[0, 3]], r"block_tables\[0, 2\]=6"),
         ([[2, 0, 5], [1, 0, 4]], [1, 1], [[0, 2], [0, 1]], "block_tables"),
     ],
@@ -258,3 +251,63 @@ def test_trees_of_several_requests_are_decoded_side_by_side(
     for prompt, text, wanted in zip(PROMPTS, texts, expected, strict=True):
         assert text == [*prompt, *wanted][: len(text)]
     assert counts == {1, 2, 3, 4}, "every number of accepted drafts occurs"
+
+
+def new_pool(num_blocks: int, block_size: int) -> TokenToKVPool:
+    return TokenToKVPool(num_blocks * block_size, torch.float32, 2, 16, 3, page_size=block_size)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("block_size", "num_padding"), [(1, 0), (4, 1), (16, 5), (128, 1)])
+def test_its_tokens_are_the_engines(block_size: int, num_padding: int, llm: LLM, generator: GeneratorTorch) -> None:
+    pool = new_pool(-(-60 // block_size) + 3, block_size)
+    steps = list(multi_step_decode(generator, pool, PROMPTS, num_steps=9, num_padding=num_padding))
+    tokens = torch.cat([step.sampled_token_ids for step in steps], dim=1).tolist()
+    params = SamplingParams(max_new_tokens=10, temperature=0, ignore_eos=True)
+    assert tokens == [output.token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    assert pool.available_size() == pool.size
+
+
+@pytest.mark.cpu
+def test_every_step_shows_what_advance_step_wrote(generator: GeneratorTorch) -> None:
+    prefill, *steps = multi_step_decode(generator, new_pool(10, 4), PROMPTS, num_steps=4, num_padding=2)
+    assert prefill.block_tables.tolist() == [[0, 1, 2], [3, 4, -1], [5, 6, 7], [-1] * 3, [-1] * 3]
+    assert prefill.slots.tolist() == [0, 1, 2, 3, 4, 12, 13, *range(20, 28)]
+    assert prefill.input_positions.tolist() == [*range(5), 0, 1, *range(8)]
+    assert prefill.seq_lens.tolist() == [5, 2, 8, 0, 0]
+    assert [step.slots.tolist() for step in steps] == [
+        [5, 14, 28, -1, -1],
+        [6, 15, 29, -1, -1],
+        [7, 16, 30, -1, -1],
+        [8, 17, 31, -1, -1],
+    ]
+    sampled = prefill.sampled_token_ids
+    for n, step in enumerate(steps):
+        assert step.input_tokens.tolist() == [*sampled[:, 0].tolist(), 0, 0]
+        assert step.input_positions.tolist() == [5 + n, 2 + n, 8 + n, 0, 0]
+        assert step.seq_lens.tolist() == [6 + n, 3 + n, 9 + n, 0, 0]
+        sampled = step.sampled_token_ids
+
+
+@pytest.mark.cpu
+def test_blocks_go_back_when_it_is_left_halfway(generator: GeneratorTorch) -> None:
+    pool = new_pool(10, 4)
+    steps = multi_step_decode(generator, pool, PROMPTS, num_steps=4)
+    next(steps)
+    assert pool.available_size() == 8
+    steps.close()
+    assert pool.available_size() == 40
+    pool.check_integrity()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("prompts", "named"), [([[1] * 250], "num_steps=8"), ([[1], [2] * 30], "pool: 10 free blocks"), ([[320]], "=320")]
+)
+def test_what_does_not_fit_is_refused_and_keeps_no_blocks(
+    prompts: list[list[int]], named: str, generator: GeneratorTorch
+) -> None:
+    pool = new_pool(10, 4)
+    with pytest.raises(ValueError, match=named):
+        list(multi_step_decode(generator, pool, prompts, num_steps=8))
+    assert pool.available_size() == 40
