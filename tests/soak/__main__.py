@@ -18,7 +18,8 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `doors`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop, are
   slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
-- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
+- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads, or in its
+  steps by hand.
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
@@ -68,7 +69,7 @@ from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.soak import suites, traffic
-from tests.soak.episodes import alarms, by_hand, doors, exits, files, grammars, killed_ranks, threads
+from tests.soak.episodes import by_hand, doors, exits, files, grammars, killed_ranks, threads
 
 # Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
 KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
@@ -83,7 +84,7 @@ APART = {
     "server": traffic.run_episode,
     "ray": suites.run_ray,
 }
-OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": alarms.run_episode}
+OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": threads.run_alarms}
 EXITS = 4  # processes per episode
 SUMS = (  # of EngineStats
     *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),

@@ -15,7 +15,7 @@ from tests.helpers.engines import V, greedy
 from tests.helpers.pressure import VOCAB, Oracle
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import Worker, run
-from tests.soak.episodes import alarms, threads
+from tests.soak.episodes import threads
 from tests.soak.episodes.threads import Crowd, random_jobs
 
 MAX_NEW_TOKENS = 12
@@ -76,7 +76,7 @@ def test_the_threads_of_the_soak(tiny: tuple[LoadedModel, Oracle, list[list[int]
 def test_the_alarms_of_the_soak(tiny: tuple[LoadedModel, Oracle, list[list[int]]], seed: int) -> None:
     model, oracle, prompts = tiny
     llm = under_pressure(model, page_size=(1, 4, 2)[seed])
-    counts = alarms.run_episode(llm, np.random.default_rng(seed), oracle, prompts, MAX_NEW_TOKENS)
+    counts = threads.run_alarms(llm, np.random.default_rng(seed), oracle, prompts, MAX_NEW_TOKENS)
     assert counts["alarms"] > 0
 
 
