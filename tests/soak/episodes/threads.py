@@ -97,22 +97,26 @@ class Crowd:
             self._read(job, llm.stream(prompts[0], params[0], timeout_s=job.timeout_s))
 
     def _read(self, job: Job, stream: Any) -> None:
-        pieces: dict[int, list[StreamPiece]] = {}
+        pieces = list[StreamPiece]()
         for number, piece in enumerate(stream):
-            pieces.setdefault(piece.index, []).append(piece)
+            pieces.append(piece)
             if job.how == "drop" and number >= job.pieces:
                 self._drop(stream, number)
                 break
-        for index, wanted in enumerate(job.wanted[0]):
-            of_one = pieces.get(index, [])
-            if not of_one:
-                assert job.how == "drop"
+        cut = job.how == "drop" or job.timeout_s is not None or self._may_be_cut(pieces[0].request_id)
+        self._check_pieces(pieces, job.wanted[0], cut, job.how == "drop")
+
+    def _check_pieces(
+        self, pieces: Sequence[StreamPiece], wanted: Sequence[list[int]], cut: bool, is_dropped: bool = False
+    ) -> None:
+        for index, its_wanted in enumerate(wanted):
+            of_one = [piece for piece in pieces if piece.index == index]
+            if is_dropped and not of_one:
                 continue
             *before, last = of_one
             assert all(piece.finish_reason is None for piece in before), "pieces after the last one"
             tokens = [token for piece in of_one for token in piece.token_ids]
-            cut = job.how == "drop" or job.timeout_s is not None or self._may_be_cut(last.request_id)
-            check_completion(tokens, "".join(piece.text for piece in of_one), last.finish_reason, wanted, cut)
+            check_completion(tokens, "".join(piece.text for piece in of_one), last.finish_reason, its_wanted, cut)
 
     def _drop(self, stream: Any, number: int) -> None:
         if number % 3 == 0:
