@@ -75,8 +75,9 @@ class EngineLoop:
             if self._thread is None:
                 args = weakref.ref(self), self._commands
                 self._thread = threading.Thread(target=_serve, args=args, name="nanoinfer-engine", daemon=True)
-                self._thread.start()
                 weakref.finalize(self, self._commands.put, None).atexit = False
+            if self._thread.ident is None:  # a signal handler may have raised just before its start
+                self._thread.start()
             self._commands.put(command)
 
     def post_soon(self, command: Command) -> None:

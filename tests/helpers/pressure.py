@@ -44,23 +44,9 @@ class InjectedPanic(BaseException):
     """Raised on purpose, and no Exception: a panic of code in Rust reaches Python so."""
 
 
-FAULTS = (
-    "model",
-    "sampler",
-    "rows",
-    "slots",
-    "collect",
-    "second pass",
-    "fetch",
-)  # where an InjectedError comes from in a step
-PANICS = (
-    "decode",
-    "one decode",
-    "insert",
-    "processor",
-    "panic in the sampler",
-    "panic in the model",
-)  # an InjectedPanic
+# Where an InjectedError comes from in a step, and where an InjectedPanic.
+FAULTS = ("model", "sampler", "rows", "slots", "collect", "second pass", "fetch")
+PANICS = ("decode", "insert", "processor", "panic in the sampler", "panic in the model")
 RESETS = ("rows", "slots", "collect", "insert")  # those after which the engine starts anew
 
 
@@ -301,8 +287,7 @@ class World:
             "insert": (engine.radix_cache, "insert", panic),
             "collect": (engine.open_requests, "collect", error),
             "fetch": (pool, "_pack", error),
-            "decode": (tokenizer, "decode", error),
-            "one decode": (tokenizer, "decode", one_bad_decode),
+            "decode": (tokenizer, "decode", one_bad_decode),
             "processor": (_nothing, "fault", panic),
             "panic in the sampler": (engine.sampler, "sample", panic),
             "panic in the model": (engine.model_runner, "model", panic),
@@ -367,21 +352,12 @@ class World:
             else:
                 assert output.prompt_logprobs is None
             if output.finished:
-                self._count_end(output)
+                names = {FinishReason.TIMEOUT: "timed_out", FinishReason.ABORT: "aborted"}
+                ends = [names[each.finish_reason] for each in output.outputs if each.finish_reason in names]
+                self.counts["failed" if output.error is not None else ends[0] if ends else "finished"] += 1
                 del self.requests[output.request_id]  # a second end would not find it
                 self.paused.discard(output.request_id)
         assert all(request.deadline > self.clock.now for request in self.requests.values()), "a deadline has passed"
-
-    def _count_end(self, output: RequestOutput) -> None:
-        reasons = {completion.finish_reason for completion in output.outputs}
-        if output.error is not None:
-            self.counts["failed"] += 1
-        elif FinishReason.TIMEOUT in reasons:
-            self.counts["timed_out"] += 1
-        elif FinishReason.ABORT in reasons:
-            self.counts["aborted"] += 1
-        else:
-            self.counts["finished"] += 1
 
 
 class _Nothing:

@@ -189,14 +189,9 @@ class ThreeStoreys(StoreyModel):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_three_storeys_hold_what_dictionaries_would(page_size: int) -> None:
-    machine = type("Machine", (ThreeStoreys,), {"page_size": page_size})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25))
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_the_storey_holds_what_a_dictionary_of_prefixes_would(page_size: int) -> None:
-    machine = type("Machine", (StoreyModel,), {"page_size": page_size})
+@pytest.mark.parametrize("model", [StoreyModel, ThreeStoreys])
+def test_the_storeys_hold_what_dictionaries_of_prefixes_would(model: type[StoreyModel], page_size: int) -> None:
+    machine = type("Machine", (model,), {"page_size": page_size})
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25))
 
 

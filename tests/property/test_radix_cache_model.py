@@ -22,8 +22,7 @@ from nanoinfer.cache.indices import common_prefix_len
 from nanoinfer.cache.radix_cache import MatchResult
 from nanoinfer.cache.tree_node import TreeNode
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
-from tests.helpers.tree_mirror import TreeMirror
-from tests.helpers.trees import make_cache, put
+from tests.helpers.trees import TreeMirror, make_cache, put
 
 Prefix = tuple[Hashable, tuple[int, ...]]  # namespace, tokens of whole pages
 

@@ -18,7 +18,8 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
 - `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
 - `doors`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop, are
   slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
-- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads or alone.
+- `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads, or in its
+  steps by hand.
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
   right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
@@ -48,9 +49,12 @@ the first tenth of the run.
 import argparse
 import ctypes
 import gc
+import importlib.util
 import json
 import logging
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,23 +71,67 @@ from nanoinfer.model.loader import load_model
 from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
-from tests.soak import suites, traffic
-from tests.soak.episodes import alarms, by_hand, doors, exits, files, grammars, killed_ranks, threads
+from tests.soak import traffic
+from tests.soak.episodes import by_hand, doors, exits, files, grammars, killed_ranks, threads
 
+ROOT = Path(__file__).parents[2]
+RAY = "Ray is not installed: pip install -e '.[cluster]'"
 # Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
 KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
 KINDS |= {"ranks": 0.5, "tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
 ONLY_IF_ASKED_FOR = ("server", "ray")
+
+
+# --- episodes that run tests in a process of their own ---------------------------------------------------------------
+
+
+def has_ray() -> bool:
+    return importlib.util.find_spec("ray") is not None
+
+
+def files_with_examples() -> list[str]:
+    """The test files that use hypothesis."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    used = re.compile(r"^\s*(from|import) hypothesis\b", re.MULTILINE)
+    return [str(path.relative_to(ROOT)) for path in files if used.search(path.read_text())]
+
+
+def run_tests(seed: int) -> Counter[str]:
+    """All tests marked `soak`."""
+    return _pytest(seed, "-m", "soak")
+
+
+def run_examples(seed: int) -> Counter[str]:
+    """The quick tests that use hypothesis (it marks them so), with other examples than in the quick ring."""
+    return _pytest(seed, "-m", "hypothesis and not slow and not soak", *files_with_examples())
+
+
+def run_ray(seed: int) -> Counter[str]:
+    """All tests of replicas on Ray, whatever their marks."""
+    assert has_ray(), RAY
+    return _pytest(seed, "-m", "", "tests/cluster/on_ray")
+
+
+def _pytest(seed: int, *options: str) -> Counter[str]:
+    """How many tests passed. AssertionError with all that was said when one did not."""
+    drawn = ["--hypothesis-profile=soak", f"--hypothesis-seed={seed}"]
+    command = [sys.executable, "-m", "pytest", *drawn, *options]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\nexit code {done.returncode}, seed {seed}"
+    passed = re.search(r"(\d+) passed", done.stdout)
+    return Counter({"tests_passed": int(passed[1]) if passed else 0})
+
+
 # What needs nothing that is made beforehand.
 APART = {
     "files": files.run_episode,
     "ranks": killed_ranks.run_episode,
-    "tests": suites.run_tests,
-    "examples": suites.run_examples,
+    "tests": run_tests,
+    "examples": run_examples,
     "server": traffic.run_episode,
-    "ray": suites.run_ray,
+    "ray": run_ray,
 }
-OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": alarms.run_episode}
+OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": threads.run_alarms}
 EXITS = 4  # processes per episode
 SUMS = (  # of EngineStats
     *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),
@@ -178,8 +226,7 @@ def resident_mib() -> float:
     gc.collect()
     with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return traffic.resident_mib(os.getpid())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -197,8 +244,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.resume and (args.state is None or not args.state.is_file()):
         parser.error(f"--resume: --state {args.state} is no file")
     kinds = args.kinds or [kind for kind in KINDS if kind not in ONLY_IF_ASKED_FOR]
-    if "ray" in kinds and not suites.has_ray():
-        parser.error(f"--kinds ray: {suites.RAY}")
+    if "ray" in kinds and not has_ray():
+        parser.error(f"--kinds ray: {RAY}")
     if args.minutes is None and args.steps is None and args.episodes is None:
         parser.error("how long? --minutes, --steps or --episodes")
 

@@ -42,10 +42,7 @@ PERSON = {
 YES_OR_NO = {"name": "one", "schema": {"enum": ["yes", "no"]}}
 # What a choice that has ended by itself must match.
 GRAMMARS: tuple[tuple[dict[str, Any], str], ...] = (
-    (
-        {"response_format": {"type": "json_schema", "json_schema": YES_OR_NO}},
-        '"(yes|no)"',
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": YES_OR_NO}}, '"(yes|no)"'),
     ({"guided_json": PERSON}, r'\{"age":\d,"is_old":(true|false)\}'),
     ({"guided_regex": "[a-c]{2,5}[0-9]"}, "[a-c]{2,5}[0-9]"),
     ({"guided_choice": ["fox", "old bear"]}, "fox|old bear"),
@@ -115,3 +112,31 @@ class Answers:
         self.compared += 1
         strange = self._guests.get(asked, set()) - set(there)
         return f"{GUEST} {asked}: {strange}, which is neither adapter's" if strange and None not in there else None
+
+
+def choices_of(rest: bytes, body: dict[str, Any]) -> list[tuple[str, str | None]]:
+    """Text and finish reason of each choice of an answer, whole or streamed. ValueError if it is neither."""
+    if not body.get("stream"):
+        found = json.loads(rest)["choices"]
+        return [
+            (each["message"]["content"] if "message" in each else each["text"], each["finish_reason"]) for each in found
+        ]
+    texts, reasons = dict[int, str](), dict[int, str]()
+    for event in _unchunked(rest).decode().split("\n\n")[:-1]:
+        if event == "data: [DONE]":
+            break
+        for each in json.loads(event.removeprefix("data: "))["choices"]:
+            new = each["delta"].get("content") if "delta" in each else each["text"]
+            texts[each["index"]] = texts.get(each["index"], "") + (new or "")
+            if each["finish_reason"]:
+                reasons[each["index"]] = each["finish_reason"]
+    return [(texts[i], reasons.get(i)) for i in sorted(texts)]
+
+
+def _unchunked(rest: bytes) -> bytes:
+    parts = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        parts.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return b"".join(parts)

@@ -201,6 +201,8 @@ def test_after_step_is_called_between_steps_in_the_engines_thread() -> None:
             await front.generate("abc", greedy(3))
             front.after_step = None
             await front.generate("abc", greedy(1))
+            front.after_step = look
+        assert front.after_step is None, "it ends with the AsyncEngine"
         assert seen == [("nanoinfer-engine", "EXTEND"), ("nanoinfer-engine", "DECODE"), ("nanoinfer-engine", "DECODE")]
 
     run(test)

@@ -11,8 +11,8 @@ import torch
 
 from nanoinfer import LLM, AsyncEngine, Engine, StepFailedError
 from tests.helpers.async_engines import Gate, between_passes, following, gated, in_a_pass, llm_around
-from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
-from tests.helpers.waiting import Worker, run, someone_waits, until, until_async
+from tests.helpers.engines import Clock, assert_all_free, finish, greedy, step
+from tests.helpers.waiting import Worker, run, someone_waits, until
 
 
 def test_calls_of_two_threads_are_in_one_pass() -> None:
@@ -50,13 +50,27 @@ def test_a_failing_logits_processor_of_one_thread_does_not_fail_the_call_of_anot
     assert_all_free(engine)
 
 
-def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_cause() -> None:
+@pytest.mark.parametrize("where", ["in the model", "in the bookkeeping"])
+def test_the_other_requests_of_a_failing_step_get_a_step_failed_error_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     engine, gate = gated(open_at_once=False)
-    llm = llm_around(engine)
+    llm, error = llm_around(engine), LookupError("a bug")
     first = in_a_pass(llm, gate, [5], greedy(8))
     second = Worker(llm.generate, [50], greedy(8))
     until(lambda: someone_waits(engine), "a visitor")
-    gate.error, gate.error_at = LookupError("a broken model"), 3  # both decode in it
+    if where == "in the model":
+        gate.error, gate.error_at = error, 3  # both decode in it
+    else:
+
+        def broken(*args: Any) -> Any:
+            if len(engine.open_requests.groups) == 2:
+                monkeypatch.undo()
+                raise error
+            return processed(*args)
+
+        processed = engine.scheduler.process_batch_result
+        monkeypatch.setattr(engine.scheduler, "process_batch_result", broken)
     gate.open()
     errors: list[BaseException] = []
     for thread in (first, second):
@@ -64,7 +78,7 @@ def test_the_other_requests_of_a_failing_pass_get_a_step_failed_error_with_the_c
             thread.result()
         errors.append(raised.value)
     causes = [error.__cause__ if isinstance(error, StepFailedError) else error for error in errors]
-    assert causes == [gate.error, gate.error]
+    assert causes == [error, error]
     assert any(isinstance(error, StepFailedError) for error in errors)
     assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
     assert_all_free(engine)
@@ -191,22 +205,6 @@ def test_a_step_by_hand_gives_nothing_of_a_paused_stream_which_still_gets_it_all
     pieces += stream
     assert [token for piece in pieces for token in piece.token_ids] == following(5, 5)
     assert_all_free(engine)
-
-
-def test_an_async_engine_that_has_ended_looks_no_more() -> None:
-    async def test() -> None:
-        engine, looks = make_engine(), list[int]()
-        llm = llm_around(engine)
-        async with AsyncEngine(llm) as front:
-            front.after_step = lambda core: looks.append(1)
-            await front.generate([5], greedy(2))
-        seen = len(looks)
-        assert seen == 2
-        assert (await asyncio.to_thread(llm.generate, [5], greedy(2)))[0].token_ids == [6, 7]
-        assert len(looks) == seen
-        await until_async(lambda: not engine.loop.request_ids())
-
-    run(test)
 
 
 def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() -> None:

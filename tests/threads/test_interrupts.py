@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer import SamplingParams, StepFailedError
+from nanoinfer import SamplingParams
 from nanoinfer.engine.engine import Engine
 from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
@@ -125,26 +125,6 @@ def test_an_interrupt_in_a_change_between_steps_resets_too_and_no_output_is_lost
     outputs = finish(engine)
     assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("abort", [6])
     assert engine.abort(rid) is None
-    assert_all_free(engine)
-
-
-def test_a_reset_ends_the_calls_of_all_threads_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, gate = gated(open_at_once=False)
-    llm = llm_around(engine)
-    first = in_a_pass(llm, gate, [5], greedy(8))
-    second = Worker(llm.generate, [50], greedy(8))
-    until(lambda: someone_waits(engine), "a visitor")
-    gate.let_one_through()
-    until(lambda: len(engine.open_requests.groups) == 2 and gate.arrivals == 2, "a pass with both")
-    once(monkeypatch, engine.scheduler, "process_batch_result", lambda: fail(LookupError("a bug")))
-    gate.open()
-    errors = list[BaseException]()
-    for call in (first, second):
-        with pytest.raises((LookupError, StepFailedError)) as raised:
-            call.result()
-        errors.append(raised.value)
-    assert {type(error) for error in errors} == {LookupError, StepFailedError}
-    assert llm.generate([5], greedy(2))[0].token_ids == [6, 7]
     assert_all_free(engine)
 
 

@@ -15,7 +15,6 @@ from tests.helpers.engines import V, greedy
 from tests.helpers.pressure import VOCAB, Oracle
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.helpers.waiting import Worker, run
-from tests.soak.episodes import alarms, threads
 from tests.soak.episodes.threads import Crowd, random_jobs
 
 MAX_NEW_TOKENS = 12
@@ -60,24 +59,6 @@ def test_400_calls_by_8_threads_give_the_tokens_that_each_gives_alone(
     alone = Crowd(llm, Counter())  # the tree holds what the threads have computed
     alone.do(jobs[0])
     alone.check_all_free()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2))
-def test_the_threads_of_the_soak(tiny: tuple[LoadedModel, Oracle, list[list[int]]], seed: int) -> None:
-    model, oracle, prompts = tiny
-    llm = under_pressure(model, page_size=(1, 4)[seed])
-    counts = threads.run_episode(llm, np.random.default_rng(seed), oracle, prompts, MAX_NEW_TOKENS)
-    assert counts["generate"] > 0
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(3))
-def test_the_alarms_of_the_soak(tiny: tuple[LoadedModel, Oracle, list[list[int]]], seed: int) -> None:
-    model, oracle, prompts = tiny
-    llm = under_pressure(model, page_size=(1, 4, 2)[seed])
-    counts = alarms.run_episode(llm, np.random.default_rng(seed), oracle, prompts, MAX_NEW_TOKENS)
-    assert counts["alarms"] > 0
 
 
 @pytest.mark.soak

@@ -11,7 +11,6 @@ import pytest
 
 import nanoinfer.registry
 from nanoinfer.registry import REGISTRIES, Registry
-from tests.helpers.interrupts import Interrupted
 from tests.helpers.waiting import HANG_S, Worker
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,7 +46,7 @@ def test_what_was_registered_before_the_built_in_ones_stays(monkeypatch: pytest.
 
 def test_an_import_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     registry: Registry[str] = Registry("COLOURS", "colour", "paints")
-    outcomes = iter([Interrupted("on the way"), None])
+    outcomes = iter([KeyboardInterrupt(), None])
 
     def load(name: str) -> None:
         if (error := next(outcomes)) is not None:
@@ -55,7 +54,7 @@ def test_an_import_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
         registry["red"] = name
 
     monkeypatch.setattr("nanoinfer.registry.import_module", load)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         registry.check("red")
     registry.check("red")
 

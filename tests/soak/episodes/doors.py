@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from tests.soak.episodes.threads import SECONDS, Crowd, hurry, random_jobs
 CALLS = 10  # of a thread
 ROUNDS, TASKS = 3, 10  # of an event loop: its AsyncEngines are made anew in each round
 CLOSED = (EngineClosedError, QueueFullError)  # what a request through a door that closes may raise
-ALL_PAUSED = "every request is paused"
 
 
 class Visitors(Crowd):
@@ -66,11 +65,14 @@ class Visitors(Crowd):
             chosen = [request_id for request_id in request_ids if rng.random() < 0.3]
             try:
                 for request_id in chosen:
-                    self.counts["pauses"] += _or_gone(engine.pause, request_id)
+                    with suppress(ValueError):  # it has ended
+                        engine.pause(request_id)
+                        self.counts["pauses"] += 1
                 time.sleep(float(rng.uniform(0, 0.003)))
             finally:
                 for request_id in chosen:
-                    _or_gone(engine.resume, request_id)
+                    with suppress(ValueError):
+                        engine.resume(request_id)
 
     # --- event loops -------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Visitors(Crowd):
                     check_completion(completion.token_ids, completion.text, completion.finish_reason, wanted, cut)
             else:
                 pieces = [piece async for piece in door.stream_chat(chat, job.params[0], timeout_s=timeout_s)]
-                self._check_pieces(pieces, job.wanted[0], lambda: self._is_cut(door, job, pieces[0].request_id))
+                self._check_pieces(pieces, job.wanted[0], self._is_cut(door, job, pieces[0].request_id))
         elif job.how == "drop":
             await self._leave(door, job, rng)
         else:
@@ -168,13 +170,13 @@ class Visitors(Crowd):
         """To the end, slowly or in great pieces; some are paused, resumed or aborted on the way."""
         pieces = list[StreamPiece]()
         is_slow, meddles = rng.random() < 0.2, rng.random() < 0.2
-        while new := await stream.read() if rng.random() < 0.5 else [it async for it in _one(stream)]:
+        while new := await stream.read() if rng.random() < 0.5 else [it for it in [await anext(stream, None)] if it]:
             pieces += new
             if is_slow:
                 await asyncio.sleep(float(rng.uniform(0, 0.001)))
             if meddles and rng.random() < 0.2:
                 await self._meddle(door, stream.request_id, rng)
-        self._check_pieces(pieces, wanted, lambda: self._is_cut(door, job, stream.request_id))
+        self._check_pieces(pieces, wanted, self._is_cut(door, job, stream.request_id))
         final = stream.final
         assert final is not None
         assert final.finished, "the last output is not the last"
@@ -213,22 +215,8 @@ class Visitors(Crowd):
     def _is_cut(self, door: AsyncEngine, job: Job, request_id: int) -> bool:
         return job.timeout_s is not None or door.is_closed or self._may_be_cut(request_id)
 
-    def _check_pieces(self, pieces: Sequence[StreamPiece], wanted: Sequence[list[int]], is_cut: Any) -> None:
-        for index, tokens in enumerate(wanted):
-            of_one = [piece for piece in pieces if piece.index == index]
-            *before, last = of_one
-            assert all(piece.finish_reason is None for piece in before), "pieces after the last one"
-            found = [token for piece in of_one for token in piece.token_ids]
-            check_completion(found, "".join(piece.text for piece in of_one), last.finish_reason, tokens, is_cut())
-
     def _may_be_cut(self, request_id: int) -> bool:
         return self.is_over or super()._may_be_cut(request_id)
-
-
-async def _one(stream: AsyncStream) -> Any:
-    async for piece in stream:
-        yield piece
-        return
 
 
 def _requests(job: Job, rng: np.random.Generator) -> list[Request]:
@@ -241,15 +229,6 @@ def _requests(job: Job, rng: np.random.Generator) -> list[Request]:
 def _look(engine: Engine, looks: list[int]) -> None:
     engine.check_integrity()
     looks[0] += 1
-
-
-def _or_gone(method: Any, request_id: int) -> bool:
-    """Call it for a request that may have ended; False if it has."""
-    try:
-        method(request_id)
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager

@@ -40,7 +40,7 @@ WAYS = {  # how a process leaves, and its return code (below 0: the signal that 
     "KeyboardInterrupt": -signal.SIGINT,
     "SIGTERM": -signal.SIGTERM,
 }
-ASYNC = ("none", "run", "loop closed first", "loop left open", "in a daemon thread", "in a thread, closed first")
+ASYNC = ("none", "run", "loop left open", "in a daemon thread")
 
 
 def random_scene(rng: random.Random) -> dict[str, Any]:
@@ -89,7 +89,8 @@ def act(scene: dict[str, Any], model: LoadedModel) -> None:
     leave()
 
 
-streams: list[Iterator[StreamPiece]] = []  # kept until the end
+streams: list[Iterator[StreamPiece]] = []  # kept until the end, as the loops that are left open
+loops: list[asyncio.AbstractEventLoop] = []
 
 
 def new_llm(model: LoadedModel) -> LLM:
@@ -152,26 +153,15 @@ def with_async_engine(engine: AsyncEngine, params: SamplingParams, scene: dict[s
         with suppress(EngineClosedError, RuntimeError):  # asyncio's, for a coroutine that Python's exit has ended
             asyncio.run(busy(seconds))
 
-    def with_loop(close: bool, seconds: float) -> None:
-        loop = asyncio.new_event_loop()
-        with suppress(EngineClosedError, RuntimeError):
-            loop.run_until_complete(busy(seconds))
-        if close:
-            loop.close()
-        loops.append(loop)
-
-    loops: list[asyncio.AbstractEventLoop] = []
     how = scene["asynchronous"]
     if how == "run":
         run(scene["seconds"])
-    elif how == "loop closed first":
-        with_loop(True, scene["seconds"])
-    elif how == "loop left open":
-        with_loop(False, scene["seconds"])
     elif how == "in a daemon thread":
         threading.Thread(target=run, args=[SECONDS], daemon=True).start()
     else:
-        threading.Thread(target=with_loop, args=[True, scene["seconds"] / 2], daemon=True).start()
+        loops.append(asyncio.new_event_loop())
+        with suppress(EngineClosedError, RuntimeError):
+            loops[-1].run_until_complete(busy(scene["seconds"]))
 
 
 def without_words_of_asyncio() -> None:

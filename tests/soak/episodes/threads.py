@@ -1,20 +1,26 @@
-"""Episodes of one LLM that several threads use at once, while others abort, look, and try to step it by hand.
+"""Episodes of one LLM that several threads use at once, while others abort, look, and try to step it by hand; and those
+in which a signal handler raises at random moments in the main thread.
 
 Which calls are made follows from the seed; how they meet does not, because the operating system decides that.
 """
 
 import faulthandler
 import gc
+import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import jinja2.debug  # noqa: F401 - jinja2 does it when a template fails, and an alarm there would leave it half imported
 import numpy as np
 
+import nanoinfer
 from nanoinfer import LLM, QueueFullError, StreamPiece
 from tests.helpers.pressure import Oracle
 from tests.helpers.tiny_llm import Job, check_completion, check_outputs, random_job, words
@@ -22,6 +28,8 @@ from tests.helpers.waiting import until
 
 SECONDS = 120  # in which the threads of an episode must have ended
 REFUSED = "this engine's own thread is serving requests"  # what a step by hand may be told
+PACKAGE = str(Path(nanoinfer.__file__).parent)
+ALARMED_CALLS = 60
 
 
 class Crowd:
@@ -89,22 +97,26 @@ class Crowd:
             self._read(job, llm.stream(prompts[0], params[0], timeout_s=job.timeout_s))
 
     def _read(self, job: Job, stream: Any) -> None:
-        pieces: dict[int, list[StreamPiece]] = {}
+        pieces = list[StreamPiece]()
         for number, piece in enumerate(stream):
-            pieces.setdefault(piece.index, []).append(piece)
+            pieces.append(piece)
             if job.how == "drop" and number >= job.pieces:
                 self._drop(stream, number)
                 break
-        for index, wanted in enumerate(job.wanted[0]):
-            of_one = pieces.get(index, [])
-            if not of_one:
-                assert job.how == "drop"
+        cut = job.how == "drop" or job.timeout_s is not None or self._may_be_cut(pieces[0].request_id)
+        self._check_pieces(pieces, job.wanted[0], cut, job.how == "drop")
+
+    def _check_pieces(
+        self, pieces: Sequence[StreamPiece], wanted: Sequence[list[int]], cut: bool, is_dropped: bool = False
+    ) -> None:
+        for index, its_wanted in enumerate(wanted):
+            of_one = [piece for piece in pieces if piece.index == index]
+            if is_dropped and not of_one:
                 continue
             *before, last = of_one
             assert all(piece.finish_reason is None for piece in before), "pieces after the last one"
             tokens = [token for piece in of_one for token in piece.token_ids]
-            cut = job.how == "drop" or job.timeout_s is not None or self._may_be_cut(last.request_id)
-            check_completion(tokens, "".join(piece.text for piece in of_one), last.finish_reason, wanted, cut)
+            check_completion(tokens, "".join(piece.text for piece in of_one), last.finish_reason, its_wanted, cut)
 
     def _drop(self, stream: Any, number: int) -> None:
         if number % 3 == 0:
@@ -202,10 +214,129 @@ def run_episode(
         for _ in range(meddlers):
             crowd.start(crowd.meddle, int(rng.integers(2**31)), meddlers)
         crowd.join()
+    end_of_episode(crowd, jobs[0][:5])
+    return counts
+
+
+def end_of_episode(crowd: Crowd, jobs: Sequence[Job]) -> None:
+    """Nothing is left, and the LLM serves `jobs` alone."""
     crowd.check_all_free()
-    stats = llm.engine.stats()
-    counts["steps"] = stats.extend_steps + stats.decode_steps
-    again = Crowd(llm, Counter())
-    again.do(jobs[0][:5])
+    stats = crowd.llm.engine.stats()
+    crowd.counts["steps"] = stats.extend_steps + stats.decode_steps
+    again = Crowd(crowd.llm, Counter())
+    again.do(jobs)
     again.check_all_free()
+
+
+# --- alarms ----------------------------------------------------------------------------------------------------------
+
+
+class Alarm(BaseException):
+    """What the handler raises. KeyboardInterrupt and SystemExit are no Exception either."""
+
+
+class AlarmError(TimeoutError):
+    """What the handler raises in other episodes: an Exception, as in the usual timeout recipe."""
+
+
+class Alarms:
+    """A handler of SIGALRM. It raises only where code of nanoinfer is running, so that the harness is never cut in two."""
+
+    def __init__(self, rng: np.random.Generator):
+        self.rng, self.armed, self.count = rng, False, 0
+        self.kind = (Alarm, AlarmError)[int(rng.integers(2))]
+        self.scale = float(rng.choice([2e-4, 1e-3, 5e-3]))  # seconds to an alarm
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.armed and in_package(sys._getframe(1)):
+            self.count += 1
+            raise self.kind("time is up")
+
+    def attempt(self, call: Callable[[], Any], storm: bool = False) -> Any:
+        """What a call returns; None if an alarm ended it. In a `storm`, others may come after the first one."""
+        delay = max(1e-6, float(self.rng.exponential(self.scale)))
+        again = max(3e-4, self.scale * float(self.rng.random())) if storm else 0.0
+        try:
+            self.armed = True
+            signal.setitimer(signal.ITIMER_REAL, delay, again)
+            return call()
+        except (Alarm, AlarmError):
+            return None
+        finally:
+            self.armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def in_package(frame: FrameType | None) -> bool:
+    """Whether code of nanoinfer is being run, or what it calls.
+
+    Not while Python imports a module: an exception there may leave the module's lock taken for ever.
+    """
+    is_running = False
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        is_running = is_running or frame.f_code.co_filename.startswith(PACKAGE)
+        frame = frame.f_back
+    return is_running
+
+
+@contextmanager
+def installed(alarms: Alarms) -> Iterator[None]:
+    """The handler; and nothing printed for what it raises where Python cannot raise (in finalizers)."""
+    before, hook = signal.signal(signal.SIGALRM, alarms), sys.unraisablehook
+    sys.unraisablehook = lambda it: None if isinstance(it.exc_value, Alarm | AlarmError) else hook(it)
+    try:
+        yield
+        assert signal.getsignal(signal.SIGALRM) is alarms, "another handler"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
+
+
+def by_hand(llm: LLM, alarms: Alarms, jobs: Sequence[Job]) -> None:
+    """Add requests and step under alarms, each of which may reset the engine: whatever comes out is right."""
+    engine, jobs_by_id = llm.engine, dict[int, Job]()
+
+    def step(alarmed: bool) -> None:
+        for output in alarms.attempt(engine.step) or [] if alarmed else engine.step():
+            if job := jobs_by_id.get(output.request_id):  # or the call that has added it was interrupted
+                for completion, wanted in zip(output.outputs, job.wanted[0], strict=True):
+                    tokens = completion.token_ids
+                    text = completion.text if output.error is None else words(tokens)  # the last token's may be missing
+                    check_completion(tokens, text, completion.finish_reason, wanted, may_be_cut=True)
+
+    for job in jobs:
+        request_id = alarms.attempt(lambda job=job: engine.add_request(job.sent[0], job.params[0]))
+        if request_id is not None:
+            jobs_by_id[request_id] = job
+        engine.check_integrity()
+        step(alarmed=True)
+        engine.check_integrity()
+    while engine.has_unfinished():
+        step(alarmed=False)
+
+
+def run_alarms(
+    llm: LLM, rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> Counter[str]:
+    """Calls of the main thread that alarms end, beside those of other threads, which never see one; or steps by hand."""
+    counts: Counter[str] = Counter()
+    crowd, alarms = Crowd(llm, counts), Alarms(rng)
+    storm = rng.random() < 0.3
+    workers = int(rng.integers(0, 4))
+    *others, mine = random_jobs(rng, oracle, prompts, max_new_tokens, [15] * workers + [ALARMED_CALLS])
+    with installed(alarms):
+        if not workers and llm.config.max_queue is None:
+            by_hand(llm, alarms, mine)
+        for of_one in others:
+            crowd.start(crowd.do, of_one)
+        for job in mine:
+            alarms.attempt(lambda job=job: crowd.do([job]), storm)
+            with llm.engine.visit():
+                llm.engine.check_integrity()
+                assert llm.engine.loop.request_ids() == llm._calls._calls.keys(), "the loop and its client disagree"
+        crowd.join()
+    counts["alarms"] = alarms.count
+    end_of_episode(crowd, mine[:5])
     return counts

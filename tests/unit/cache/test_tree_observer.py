@@ -11,8 +11,7 @@ from nanoinfer.cache.tree_observer import TreeObserver
 from nanoinfer.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
-from tests.helpers.tree_mirror import TreeMirror
-from tests.helpers.trees import make_cache, put, shape
+from tests.helpers.trees import TreeMirror, make_cache, put, shape
 
 METHODS = [name for name in vars(TreeObserver) if not name.startswith("_")]
 

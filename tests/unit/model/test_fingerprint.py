@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,12 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.fingerprint import NOT_OF_KV, kernels_of, model_fields, source_digest, weights_digest
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.random_model import random_model
-from tests.helpers.own_names import module_with
+
+
+def module_with(shared: ModuleType, **changed: Any) -> SimpleNamespace:
+    """What one of our modules sees in place of a module that all threads share: a copy with something changed."""
+    return SimpleNamespace(**{**vars(shared), **changed})
+
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
 KINDS = [(None, "torch"), (None, "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "torch"), ("int4", "torch")]
