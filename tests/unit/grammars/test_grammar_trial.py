@@ -1,6 +1,5 @@
 """Grammars are tried in a helper process, which may die of one, or never answer."""
 
-import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from nanoinfer.grammars.compiler import Compiler, Grammar, Refusal
 from nanoinfer.grammars.trial import PROGRAM, Trials
 from nanoinfer.grammars.vocabulary import Vocabulary
 from tests.helpers.engines import LetterTokenizer, finish, greedy, make_engine
-from tests.helpers.interrupts import Interrupted, raising
 from tests.helpers.waiting import HANG_S
 
 LONG = Grammar("grammar", "start: r0\n" + "\n".join(f'r{i}: "k" r{i + 1}' for i in range(1600)) + '\nr1600: "z"')
@@ -80,20 +78,6 @@ def test_a_helper_that_never_answers_ends_the_request_at_its_deadline(
     engine.add_request("a", greedy(grammar=LONG.text))  # a deadline says nothing about the grammar
     request_id = engine.add_request("a", greedy(regex="bcd"))
     assert finish(engine)[request_id].text == "bcd"
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="this system has no such signals")
-def test_a_signal_handler_that_raises_ends_the_wait(trials: Trials) -> None:
-    class Telling(Trials):
-        """Sends a signal when its helper has been started, which never answers."""
-
-        def _started(self) -> Any:
-            helper = super()._started()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            return helper
-
-    with raising(signal.SIGUSR1), pytest.raises(Interrupted):
-        Telling(program(SILENT)).failure("a", {}, 60.0)
 
 
 def test_the_time_that_compiling_takes_counts_towards_the_requests_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
