@@ -25,11 +25,10 @@ from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import with_aliases
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 T = TypeVar("T")
 SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so

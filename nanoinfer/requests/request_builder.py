@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import ContextLengthError, InvalidRequestError
-from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request import Prompt, Request, got
+from nanoinfer.requests.request import Prompt, Request, check_extra_key, got
 from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
@@ -107,8 +106,7 @@ class RequestBuilder:
         """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams or a mapping of its fields")
-        if (problem := problem_of(extra_key)) is not None:
-            raise InvalidRequestError(f"{name}: {problem}")
+        check_extra_key(extra_key, f"{name}: extra_key")
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(
                 f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none", "stop"

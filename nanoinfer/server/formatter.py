@@ -4,8 +4,7 @@ import json
 import time
 from typing import Any
 
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
-from nanoinfer.requests.stream_pieces import StreamPiece
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, GenerationRequest, ended_early
 from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, entries_of_prompt, vllm_entries

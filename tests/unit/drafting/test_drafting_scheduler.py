@@ -9,7 +9,7 @@ from nanoinfer import SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.stream_pieces import PieceReader
+from nanoinfer.requests.request_group import PieceReader
 from tests.helpers.engines import assert_all_free, finish, greedy, serve, step
 from tests.helpers.foreseeing import WRONG, Foreseeing, engine_of, mode_of
 

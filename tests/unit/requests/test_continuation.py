@@ -7,9 +7,9 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
+from nanoinfer.requests.request_group import PieceReader
 
 PROMPT = "Once upon a time, there was a little fox"
 PARAMS = {

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +10,10 @@ from transformers import AutoTokenizer
 
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.progress import Progress
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.stream_pieces import PieceReader
+from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
-from tests.helpers.engines import Clock, LetterTokenizer, finish, greedy, serve
+from tests.helpers.engines import LetterTokenizer, finish, greedy, serve
 from tests.helpers.engines import make_engine as make_engine_with
 from tests.helpers.texts import TOKENIZER, PieceTokenizer
 
@@ -145,21 +143,3 @@ def test_the_sum_of_log_probabilities_is_there_under_vllms_name() -> None:
 def test_an_output_can_be_copied_and_sent() -> None:
     (output,) = serve(make_engine(), [5])
     assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == output.token_ids
-
-
-# --- the progress bar of `generate`
-
-
-def test_a_bar_shows_output_tokens_per_second(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    outputs = serve(make_engine(), "a", "b", max_new_tokens=6)
-    with Progress(2, True, clock) as progress:
-        clock.now += 2
-        progress.ended(outputs)
-    assert re.search(r"2/2 .*, 6 tok/s\]", capsys.readouterr().err.split("\r")[-1])  # 12 tokens in 2 seconds
-
-
-def test_a_bar_that_is_not_shown_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(2, False) as progress:
-        progress.ended(serve(make_engine(), "a"))
-    assert capsys.readouterr().err == ""

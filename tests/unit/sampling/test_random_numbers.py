@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from nanoinfer.requests.seeds import derived_seed
-from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.requests.seeds import derived_seed, uniform
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -30,7 +29,7 @@ def test_each_number_is_the_output_of_a_splitmix_stream_that_the_seed_selects(se
 
 
 def test_a_draw_is_the_same_alone_and_in_any_batch() -> None:
-    seeds, indices = [3, 7, 3, 2**64 - 1], [0, 5, 1, 5]
+    seeds, indices = [3, 7, 3, 2**64 - 1] * 9, [0, 5, 1, 5, 2**40, 9] * 6  # a large batch is computed in another way
     together = uniform(seeds, indices)
     assert together.dtype == np.float64
     assert together.tolist() == [uniform([seed], [index])[0] for seed, index in zip(seeds, indices, strict=True)]

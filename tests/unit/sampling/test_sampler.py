@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from nanoinfer import SamplingParams
-from nanoinfer.requests.seeds import derived_seed
+from nanoinfer.requests.seeds import derived_seed, uniform
 from nanoinfer.sampling.filters import FILTERS, Filter, keep_likely
-from nanoinfer.sampling.random_numbers import uniform
 from nanoinfer.sampling.sampler import Sampler
 from tests.helpers.draws import (
     GRID,
