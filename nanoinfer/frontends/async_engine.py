@@ -264,4 +264,4 @@ def _takes_long(requests: Sequence[Request]) -> bool:
     """True when preparing them could keep other coroutines waiting: long texts, or a grammar that has to be compiled."""
     texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
     params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
-    return texts > SHORT_TEXT or any(settings.has_grammar for settings in params)
+    return texts > SHORT_TEXT or any(settings.grammar_field for settings in params)

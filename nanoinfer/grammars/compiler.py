@@ -57,7 +57,12 @@ class Grammar:
     @classmethod
     def of(cls, params: SamplingParams) -> "Grammar | None":
         """The grammar that `params` ask for; None if they ask for none."""
-        return next((cls(kind, text) for kind, text in params.grammar_texts if text is not None), None)
+        if (kind := params.grammar_field) is None:
+            return None
+        given = getattr(params, kind)
+        if kind == "tool_calls":
+            given = [given, params.parallel_tool_calls]
+        return cls(kind, given if isinstance(given, str) else json.dumps(given))
 
 
 class Refusal(ValueError):

@@ -214,3 +214,8 @@ class Ahead:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._req, name)
+
+
+def adjusts_logits(req: Req | Ahead) -> bool:
+    """True when some processor has to change this request's logits now."""
+    return req.params.adjusts_logits or req.matcher is not None or req.num_output_tokens < req.params.min_new_tokens
