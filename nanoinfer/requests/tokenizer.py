@@ -77,8 +77,9 @@ class Tokenizer:
         transformers does before it asks takes longer than the answer.
         """
         try:
-            if self._decodes_itself and isinstance(token_ids, list) and all(type(token) is int for token in token_ids):
-                return self.hf_tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            if self._decodes_itself:
+                ids = list(map(int, token_ids))
+                return self.hf_tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
             return self.hf_tokenizer.decode(
                 token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
@@ -124,9 +125,8 @@ def _has_plain_decode(hf_tokenizer: Any) -> bool:
     """Whether a tokenizer decodes as all do that have nothing but a tokenizer.json: as its `backend_tokenizer` does."""
     from transformers import PreTrainedTokenizerFast  # loaded already, by what has made the tokenizer
 
-    names, made = ("decode", "_decode"), type(hf_tokenizer)
-    is_plain = all(getattr(made, name) is getattr(PreTrainedTokenizerFast, name) for name in names)
-    return is_plain and not vars(hf_tokenizer).keys() & names
+    made = type(hf_tokenizer)
+    return all(getattr(made, name) is getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode"))
 
 
 class IncrementalDetokenizer:
