@@ -12,7 +12,7 @@ from nanoinfer import SamplingParams
 from nanoinfer.grammars.bitmask import apply_masks, fill_masks, forbid_other_tokens, forbidden_by_shifts
 from nanoinfer.grammars.matcher import MAX_DIGITS, Matcher
 from tests.helpers.engines import finish, greedy, make_engine
-from tests.helpers.grammars import EOS, accepts, allowed, byte_tokens, matcher_of, random_output, story_compiler
+from tests.helpers.grammars import EOS, accepts, allowed, byte_tokens, matcher_of, story_compiler
 
 SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 GRAMMARS = (
@@ -151,23 +151,6 @@ def test_a_number_ends_after_so_many_digits_unless_the_schema_wants_more() -> No
     assert accepts(matcher_of("json_schema", '{"type": "string"}'), f'"\\"{text}"')
 
 
-def test_numbers_of_a_model_that_likes_digits_stay_short() -> None:
-    tokens = story_compiler().vocabulary.tokens
-    rng = random.Random(4)
-    for schema in ({"type": "number"}, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 3}):
-        matcher, output = matcher_of("json_schema", json.dumps(schema)), b""
-        for _ in range(400):
-            may = sorted(allowed(matcher))
-            digits = [i for i in may if i != EOS and tokens[i].isdigit()]
-            token = rng.choice(digits or may)
-            matcher.accept(token)
-            if matcher.must_stop:
-                break
-            output += tokens[token]
-        assert matcher.must_stop
-        assert len(output) < 400
-
-
 # --- masks on logits -------------------------------------------------------------------------------------------------
 
 
@@ -191,16 +174,6 @@ def test_masks_are_the_same_on_every_device_and_for_all_rows_at_once() -> None:
     apply_masks(scores, [0, 1, 2], masks)
     assert ((scores == -torch.inf).numpy() == wanted).all()
     assert (forbidden_by_shifts(torch.from_numpy(masks), 131).numpy() == wanted).all()
-
-
-def test_random_outputs_of_a_lark_grammar_match_it() -> None:
-    rng, ended = random.Random(5), 0
-    for _ in range(20):
-        output = random_output(matcher_of("grammar", 'start: "(" start ")" | "x"'), rng)
-        if output is not None:
-            ended += 1
-            assert output == b"(" * (len(output) // 2) + b"x" + b")" * (len(output) // 2)
-    assert ended
 
 
 LIMITED = 'start: x "." x\nx[max_tokens=3]: /[a-z]+/'
