@@ -2,7 +2,6 @@
 have not ended."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from weakref import WeakSet
 
 from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.req import Req
@@ -14,6 +13,7 @@ class RequestGroup:
 
     def __init__(self, request_id: int, reqs: list[Req], timeout_s: float | None = None, prompt: Prompt | None = None):
         self.request_id, self.reqs, self.timeout_s = request_id, reqs, timeout_s
+        self.expected_by: OpenRequests | None = None  # until it is added
         self._prompt = prompt if isinstance(prompt, str) else None
         self._prompt_ids = reqs[0].token_ids[: reqs[0].prompt_len]
 
@@ -97,7 +97,6 @@ class OpenRequests:
     def __init__(self) -> None:
         self.groups: dict[int, RequestGroup] = {}
         self.ends = dict.fromkeys(("finished", "aborted", "timed_out", "failed"), 0)
-        self._expected: WeakSet[RequestGroup] = WeakSet()
         self._deadlines: dict[int, float] = {}  # of requests that have one, in seconds of the engine's clock
         self._undelivered: dict[int, Update] = {}  # a group: its output when it is delivered
 
@@ -111,21 +110,19 @@ class OpenRequests:
 
     def expect(self, group: RequestGroup) -> RequestGroup:
         """Note that this request may be added, once; returns it."""
-        self._expected.add(group)
+        group.expected_by = self
         return group
 
     def check_expected(self, groups: Sequence[RequestGroup]) -> None:
         """ValueError for one that is not expected: it was added before, or it belongs to another engine."""
         for i, group in enumerate(groups):
-            if group not in self._expected or group in groups[:i]:
-                raise ValueError(
-                    f"request_id={group.request_id}: was already submitted, or was prepared by another engine"
-                )
+            if group.expected_by is not self or group in groups[:i]:
+                raise ValueError(f"request_id={group.request_id}: was submitted before, or is another engine's")
 
     def add(self, groups: Sequence[RequestGroup], now: float) -> None:
         """Add requests that arrive at time `now`, in seconds, and are expected."""
         for group in groups:
-            self._expected.discard(group)
+            group.expected_by = None
             self.groups[group.request_id] = group
             if group.timeout_s is not None:
                 self._deadlines[group.request_id] = now + group.timeout_s
@@ -133,11 +130,9 @@ class OpenRequests:
                 req.arrival_time = now
 
     def overdue(self, now: float) -> list[int]:
-        """The ids of requests whose time is up at `now`, earliest first. Each is returned only once."""
-        due = sorted((end, request_id) for request_id, end in self._deadlines.items() if end <= now)
-        for _, request_id in due:
-            del self._deadlines[request_id]
-        return [request_id for _, request_id in due]
+        """The ids of requests whose time is up at `now`, earliest first; they are to be removed."""
+        due = [request_id for request_id, end in self._deadlines.items() if end <= now]
+        return sorted(due, key=self._deadlines.__getitem__)
 
     def next_deadline(self) -> float | None:
         """The earliest deadline; None when there is none."""
@@ -161,9 +156,7 @@ class OpenRequests:
                 continue  # removed below: another completion of it has ended in the same pass
             self._undelivered[req.request_id] = group
             if req.finish_reason is not None and group.finished:
-                self.remove(
-                    [group], "finished" if all(completion.error is None for completion in group.reqs) else "failed"
-                )
+                self.remove([group], "failed" if any(each.error is not None for each in group.reqs) else "finished")
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep outputs for the next `deliver`: only the latest one of each request."""

@@ -6,14 +6,44 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer import SamplingParams
+from nanoinfer import Engine, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.sampling.sampler import Sampler
-from tests.helpers.engines import Clock, V, assert_all_free, finish, greedy, serve, step
-from tests.helpers.foreseeing import WRONG, Foreseeing, engine_of, mode_of
+from tests.helpers.engines import Clock, V, assert_all_free, finish, greedy, make_engine, serve, step
+
+WRONG = 100  # no prompt here comes near it
+
+
+class Foreseeing:
+    """A drafter that proposes as much as it may: `right` drafts that the counting model will choose, then wrong ones."""
+
+    def __init__(self) -> None:
+        self.right = 64
+        self.asked: list[tuple[list[int], list[int]]] = []  # request ids, and at most how many drafts each
+        self.error: BaseException | None = None
+
+    def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(([req.request_id for req in reqs], list(most)))
+        drafts = []
+        for req, count in zip(reqs, most, strict=True):
+            newest = int(req.token_ids[req.num_tokens - 1])
+            right = [(newest + 1 + i) % V for i in range(count)]
+            drafts.append(right[: self.right] + [WRONG] * (count - self.right))
+        return drafts
+
+
+def engine_of(**options: Any) -> Engine:
+    return make_engine(**{"drafter": "foreseeing", "adaptive_drafts": False, **options})
+
+
+def mode_of(engine: Engine) -> ForwardMode:
+    assert engine.last_batch is not None
+    return engine.last_batch.forward_mode
 
 
 @pytest.fixture
