@@ -163,10 +163,8 @@ class Compiler:
     def _compile(self, compiled: Compiled, end: float) -> None:
         try:
             text = _text_for_compiler(compiled.grammar)
-        except ValueError as error:
-            raise Refusal(str(error)) from error
-        except RecursionError as error:
-            raise Refusal("is too deep") from error
+        except (ValueError, RecursionError) as error:
+            raise Refusal("is too deep" if isinstance(error, RecursionError) else str(error)) from error
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
             raise Refusal(failure)
         result: list[tuple[Any, bool] | Exception] = []

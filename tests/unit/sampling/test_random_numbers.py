@@ -37,23 +37,6 @@ def test_a_draw_is_the_same_alone_and_in_any_batch() -> None:
     assert uniform([], []).shape == (0,)
 
 
-def test_numbers_fill_the_unit_interval_evenly() -> None:
-    count = 4000
-    for drawn in (uniform([5] * count, range(count)), uniform(range(count), [0] * count)):
-        assert ((drawn >= 0) & (drawn < 1)).all()
-        assert len(set(drawn.tolist())) == count
-        empirical = np.arange(1, count + 1) / count
-        distance = np.abs(np.sort(drawn) - empirical).max()  # Kolmogorov-Smirnov; 1.95/√n is the 0.1 % level
-        assert distance < 1.95 / np.sqrt(count)
-
-
-def test_streams_of_neighbouring_seeds_are_unrelated() -> None:
-    a, b = uniform([1] * 2000, range(2000)), uniform([2] * 2000, range(2000))
-    assert abs(np.corrcoef(a, b)[0, 1]) < 0.07  # 3/√n
-    assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < 0.07
-    assert not set(a.tolist()) & set(b.tolist())
-
-
 def test_completion_zero_keeps_the_seed_and_the_others_have_their_own() -> None:
     for seed in (0, 1, 2**63, 2**64 - 1):
         derived = [derived_seed(seed, i) for i in range(50)]
