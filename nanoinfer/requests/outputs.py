@@ -82,21 +82,12 @@ class RequestOutput:
     error: BaseException | None = field(default=None, repr=False)
     prompt: str | None = field(default=None, repr=False)
     _prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
-    _prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
-    _prompt_top_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
+    prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
+    prompt_top_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
         return self._prompt_ids.tolist()
-
-    @cached_property
-    def prompt_logprobs(self) -> list[float | None] | None:
-        return None if self._prompt_logprobs is None else list(self._prompt_logprobs)
-
-    @cached_property
-    def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
-        entries = self._prompt_top_logprobs
-        return None if entries is None else [None if entry is None else dict(entry) for entry in entries]
 
     @property
     def text(self) -> str:

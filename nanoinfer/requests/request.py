@@ -22,8 +22,8 @@ class Request:
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
-    - `output_ids`: the first tokens of the output, if another engine has sampled them already. The request goes on behind
-      them, as if this engine had (see `replay` in request_builder.py).
+    - `output_ids`: the first tokens of the only completion, if another engine of this model has sampled them already. The
+      request goes on behind them, as if this engine had (see `replay` in request_builder.py).
     """
 
     prompt: Prompt

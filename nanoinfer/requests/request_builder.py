@@ -62,8 +62,6 @@ class RequestBuilder:
             except ValueError as error:  # n with the checkpoint's temperature, or min_new_tokens with what is left
                 raise InvalidRequestError(f"{request.name}: {error}") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
-        if len(request.output_ids):
-            self._check_output_ids(request)
         return request, prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
@@ -184,21 +182,6 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
-
-    def _check_output_ids(self, request: Request) -> None:
-        """Token ids that leave something to sample, of one completion."""
-        ids, params = request.output_ids, request.params
-        if not all(isinstance(token, int | np.integer) and 0 <= token < self.vocab_size for token in ids):
-            problem = f"must be token ids in 0..{self.vocab_size - 1}"
-        elif len(ids) >= params.max_new_tokens:
-            problem = f"{len(ids)} tokens: must be fewer than max_new_tokens={params.max_new_tokens}"
-        elif params.n > 1:
-            problem = f"n={params.n}: must be 1, for they are of one completion"
-        elif params.prompt_logprobs:
-            problem = "prompt_logprobs must be False: they came with the first token"
-        else:
-            return
-        raise InvalidRequestError(f"{request.name}: output_ids: {problem}")
 
 
 def replay(req: Req, output_ids: Sequence[int], name: str = "prompt") -> None:
