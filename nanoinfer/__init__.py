@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     )
     from nanoinfer.frontends.async_engine import AsyncEngine, AsyncStream
     from nanoinfer.frontends.llm import LLM
-    from nanoinfer.requests.outputs import RequestOutput
+    from nanoinfer.requests.outputs import RequestOutput, StreamPiece
     from nanoinfer.requests.req import FinishReason
     from nanoinfer.requests.sampling_params import SamplingParams
-    from nanoinfer.requests.stream_pieces import StreamPiece
 
 __all__ = [
     "LLM",
@@ -58,10 +57,9 @@ _FILES = {
         "WeightMismatchError",
     ),
     "frontends.llm": ("LLM",),
-    "requests.outputs": ("RequestOutput",),
+    "requests.outputs": ("RequestOutput", "StreamPiece"),
     "requests.req": ("FinishReason",),
     "requests.sampling_params": ("SamplingParams",),
-    "requests.stream_pieces": ("StreamPiece",),
     "engine.stats": ("EngineStats",),
 }
 

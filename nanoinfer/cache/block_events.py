@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.requests.adapter_key import problem_of
+from nanoinfer.requests.request import check_extra_key
 
 HASH_BYTES = 8  # of a hash, which is an integer in 0..2**64 - 1
 BASE = "base"  # what callers may say in place of None, as an adapter's name
@@ -103,8 +103,7 @@ def namespace_hash(extra_key: Hashable, adapter: str | None) -> int:
     """What the first block of a sequence has for a parent. ValueError for keys that machines could write differently."""
     if adapter is not None and not isinstance(adapter, str):
         raise ValueError(f"adapter={adapter!r}: must be None or an adapter's name")
-    if (problem := problem_of(extra_key)) is not None:
-        raise ValueError(problem)
+    check_extra_key(extra_key)
     text = key_bytes(extra_key) + key_bytes(None if adapter == BASE else adapter)
     return int.from_bytes(blake2b(text, digest_size=HASH_BYTES).digest(), "little")
 

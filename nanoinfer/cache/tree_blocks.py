@@ -16,7 +16,7 @@ from nanoinfer.cache.block_events import (
 )
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import TreeObserver
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 
 Nodes = Callable[[], Iterable[tuple[int, TreeNode]]]
 

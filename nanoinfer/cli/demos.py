@@ -10,8 +10,8 @@ from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cli.options import load
 from nanoinfer.engine.engine import Engine
 from nanoinfer.frontends.llm import make_engine
-from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.request import AdapterKey
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sessions.inference import InferenceEngine

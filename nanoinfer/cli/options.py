@@ -177,8 +177,7 @@ def check_grammar(llm: "LLM", args: argparse.Namespace, params: SamplingParams) 
     try:
         llm.engine.grammars.prepare(params)
     except ValueError as error:
-        name = next(name for name, text in params.grammar_texts if text is not None)
-        raise ValueError(f"{_grammar_option(args, name)}: {error.__cause__ or error}") from error
+        raise ValueError(f"{_grammar_option(args, params.grammar_field or '')}: {error.__cause__ or error}") from error
 
 
 def _grammar_option(args: argparse.Namespace, name: str) -> str:

@@ -13,7 +13,7 @@ from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import NO_TOKEN, Ahead, Req
-from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.requests.seeds import uniform
 from nanoinfer.sampling.sampler import Sampler, chooses_by_itself, likeliest_of
 from nanoinfer.scheduling.batch import Batch, only_likeliest
 

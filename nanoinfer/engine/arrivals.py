@@ -50,8 +50,7 @@ class Arrivals:
 
     def check_arguments(self, request: Request) -> None:
         """Check all of a request but its prompt: for a call that has no prompts. Errors as in `prepare`."""
-        self._builder.check_params(request.params, request.extra_key, request.name)
-        self._builder.check_timeout(request.timeout_s, request.name)
+        self._builder.check_arguments(request)
         self._find_adapter(request)
 
     def check_adapters(self, groups: Sequence[RequestGroup]) -> None:
@@ -62,10 +61,12 @@ class Arrivals:
 
     def _prepare_grammar(self, request: Request) -> tuple[NewMatcher | None, float | None]:
         """What makes the request's matchers, and how much of its `timeout_s` is left when its grammar is compiled."""
+        if request.params.grammar_field is None:
+            return None, request.timeout_s
         began = self._clock()
         new_matcher = self._grammars.prepare(request.params, request.name, request.timeout_s)
-        if new_matcher is None or request.timeout_s is None:
-            return new_matcher, request.timeout_s
+        if request.timeout_s is None:
+            return new_matcher, None
         return new_matcher, max(request.timeout_s - (self._clock() - began), 0.0)
 
     def _find_adapter(self, request: Request) -> Adapter | None:

@@ -17,12 +17,11 @@ from nanoinfer.errors import EngineClosedError, QueueFullError
 from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
-from nanoinfer.requests.request_group import RequestGroup, Update
+from nanoinfer.requests.request_group import OpenRequests, RequestGroup, Update
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.sampling.sampler import Sampler

@@ -17,7 +17,7 @@ from nanoinfer.cache.block_events import as_tokens, key_bytes
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.tiers.host_memory import HostMemory
 from nanoinfer.cache.tiers.kv_file import pack, unpack
-from nanoinfer.requests.adapter_key import AdapterKey, problem_of
+from nanoinfer.requests.request import AdapterKey, check_extra_key
 from nanoinfer.version import __version__
 
 Tokens = Sequence[int] | np.ndarray
@@ -115,6 +115,5 @@ def _tree_key(adapter: Adapter | None, extra_key: Hashable) -> Hashable:
 
 
 def _namespace(adapter: Adapter | None, extra_key: Hashable) -> str:
-    if (problem := problem_of(extra_key)) is not None:
-        raise ValueError(problem)
+    check_extra_key(extra_key)
     return key_bytes((None if adapter is None else adapter_digest(adapter), extra_key)).hex()

@@ -27,7 +27,7 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.kernels.select import Selection, selection_of
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.open_requests import OpenRequests
+from nanoinfer.requests.request_group import OpenRequests
 from nanoinfer.scheduling.batch import Batch
 from nanoinfer.scheduling.scheduler import Scheduler
 

@@ -17,7 +17,7 @@ from nanoinfer.cache.tiers.disk import DiskTier
 from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.draft_model import DraftModel
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 from nanoinfer.scheduling.scheduler import Scheduler
 from nanoinfer.version import __version__
 

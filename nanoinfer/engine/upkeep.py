@@ -18,11 +18,10 @@ from nanoinfer.engine.stats import EngineStats, StepMeter, engine_stats
 from nanoinfer.engine.tiers import slot_buffers
 from nanoinfer.errors import AdapterError, EngineClosedError
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.adapter_key import AdapterKey
-from nanoinfer.requests.open_requests import OpenRequests
 from nanoinfer.requests.outputs import RequestOutput
 from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.request_group import RequestGroup, Update, made
+from nanoinfer.requests.request import AdapterKey
+from nanoinfer.requests.request_group import OpenRequests, RequestGroup, Update, made
 from nanoinfer.scheduling.scheduler import Scheduler
 
 T = TypeVar("T")

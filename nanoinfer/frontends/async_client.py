@@ -15,9 +15,8 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.frontends.async_stream import Delivery, Item, send
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.request_group import RequestGroup, Update, made
-from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.request_group import PieceReader, RequestGroup, Update, made
 
 T = TypeVar("T")
 logger = logging.getLogger("nanoinfer.engine")

@@ -25,11 +25,10 @@ from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.frontends.llm import LLM, load_or_take
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import with_aliases
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 T = TypeVar("T")
 SHORT_TEXT = 4096  # so many characters are tokenized in a millisecond or so
@@ -265,4 +264,4 @@ def _takes_long(requests: Sequence[Request]) -> bool:
     """True when preparing them could keep other coroutines waiting: long texts, or a grammar that has to be compiled."""
     texts = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
     params = [request.params for request in requests if isinstance(request.params, SamplingParams)]
-    return texts > SHORT_TEXT or any(settings.has_grammar for settings in params)
+    return texts > SHORT_TEXT or any(settings.grammar_field for settings in params)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.request_group import PieceReader
 
 Item = StreamPiece | RequestOutput | EngineClosedError  # what a stream receives; the last two end it
 

@@ -12,9 +12,8 @@ from queue import Empty, SimpleQueue
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.request_group import RequestGroup, Update
-from nanoinfer.requests.stream_pieces import PieceReader, StreamPiece
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.request_group import PieceReader, RequestGroup, Update
 
 News = list[StreamPiece] | RequestOutput | BaseException
 

@@ -28,12 +28,10 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.keywords import with_aliases
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.progress import Progress
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Prompt, Request, got, params_or_default
 from nanoinfer.requests.request_group import RequestGroup
 from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 if TYPE_CHECKING:
     from nanoinfer.trace import Trace
@@ -301,13 +299,19 @@ class LLM:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        call = Call(groups)
+        from tqdm.auto import tqdm
+
+        call, tokens = Call(groups), 0
         try:
             self._calls.start(call)
-            with Progress(len(groups), show_progress) as progress:
+            with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
                 while not call.done:
                     _, ended = call.wait()
-                    progress.ended(ended)
+                    if show_progress:
+                        tokens += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
+                        rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+                        bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
+                        bar.update(len(ended))
         finally:
             self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]

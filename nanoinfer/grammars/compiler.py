@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +15,7 @@ import numpy as np
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.grammars.json_schemas import prepared_schema
 from nanoinfer.grammars.lark import calls_grammar, lark_grammar
-from nanoinfer.grammars.matcher import Matcher, NumberLimit, reason
+from nanoinfer.grammars.matcher import Matcher, reason
 from nanoinfer.grammars.trial import STEPS, Trials, in_thread
 from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.requests.sampling_params import SamplingParams
@@ -58,7 +57,12 @@ class Grammar:
     @classmethod
     def of(cls, params: SamplingParams) -> "Grammar | None":
         """The grammar that `params` ask for; None if they ask for none."""
-        return next((cls(kind, text) for kind, text in params.grammar_texts if text is not None), None)
+        if (kind := params.grammar_field) is None:
+            return None
+        given = getattr(params, kind)
+        if kind == "tool_calls":
+            given = [given, params.parallel_tool_calls]
+        return cls(kind, given if isinstance(given, str) else json.dumps(given))
 
 
 class Refusal(ValueError):
@@ -123,10 +127,10 @@ class Compiled:
         stands for text is allowed where its text is.
         """
         ends = stop_token_ids & self.vocabulary.special
-        limit = NumberLimit(self.vocabulary) if self.grammar.kind in ("json_schema", "tool_calls") else None
+        is_json = self.grammar.kind in ("json_schema", "tool_calls")
         with self.lock:
             state = self.start.deep_copy()
-        return Matcher(state, self.vocabulary, ends, limit, self.takes_drafts)
+        return Matcher(state, self.vocabulary, ends, is_json, self.takes_drafts)
 
 
 class Compiler:
@@ -134,7 +138,7 @@ class Compiler:
     tried before."""
 
     def __init__(self, vocabulary: Vocabulary, trials: Trials | None = None):
-        self.vocabulary, self._trials = vocabulary, trials or process_trials(os.getpid())
+        self.vocabulary, self._trials = vocabulary, trials or shared_trials()
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -159,10 +163,8 @@ class Compiler:
     def _compile(self, compiled: Compiled, end: float) -> None:
         try:
             text = _text_for_compiler(compiled.grammar)
-        except ValueError as error:
-            raise Refusal(str(error)) from error
-        except RecursionError as error:
-            raise Refusal("is too deep") from error
+        except (ValueError, RecursionError) as error:
+            raise Refusal("is too deep" if isinstance(error, RecursionError) else str(error)) from error
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
             raise Refusal(failure)
         result: list[tuple[Any, bool] | Exception] = []
@@ -175,8 +177,8 @@ class Compiler:
 
 
 @cache
-def process_trials(process_id: int) -> Trials:
-    """All compilers of a process share its helpers, which keep nothing of a grammar. A forked process has its own."""
+def shared_trials() -> Trials:
+    """All compilers share these helpers, which keep nothing of a grammar."""
     trials = Trials()
     atexit.register(trials.close)
     return trials

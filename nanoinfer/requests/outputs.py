@@ -1,7 +1,7 @@
-"""RequestOutput: what callers get back, the state of a request after a step."""
+"""What callers get back: RequestOutput, the state of a request after a step, and StreamPiece, what is new in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -82,21 +82,12 @@ class RequestOutput:
     error: BaseException | None = field(default=None, repr=False)
     prompt: str | None = field(default=None, repr=False)
     _prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), repr=False, compare=False)
-    _prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
-    _prompt_top_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
+    prompt_logprobs: list[float | None] | None = field(default=None, repr=False)
+    prompt_top_logprobs: list[dict[int, float] | None] | None = field(default=None, repr=False)
 
     @cached_property
     def prompt_token_ids(self) -> list[int]:
         return self._prompt_ids.tolist()
-
-    @cached_property
-    def prompt_logprobs(self) -> list[float | None] | None:
-        return None if self._prompt_logprobs is None else list(self._prompt_logprobs)
-
-    @cached_property
-    def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
-        entries = self._prompt_top_logprobs
-        return None if entries is None else [None if entry is None else dict(entry) for entry in entries]
 
     @property
     def text(self) -> str:
@@ -143,3 +134,36 @@ class RequestOutput:
     @property
     def accepted_tokens(self) -> int:
         return sum(output.accepted_tokens for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class StreamPiece:
+    """The text and tokens since the last piece. The texts of all pieces of a completion (`index`) add up to its whole text.
+
+    `finish_reason` and `stop_reason` (as in CompletionOutput) are set on a completion's last piece. Its text may be empty.
+    `logprobs`: one entry per token, as in CompletionOutput; None unless requested. `prompt_logprobs` and
+    `prompt_top_logprobs`, as in RequestOutput: on the first piece of the first completion, if requested.
+    """
+
+    request_id: int
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, float]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[dict[int, float] | None] | None = None
+
+    def __add__(self, following: "StreamPiece") -> "StreamPiece":
+        """Join this piece and the one that follows it, from the same completion, into one."""
+        return replace(
+            following,
+            text=self.text + following.text,
+            token_ids=self.token_ids + following.token_ids,
+            logprobs=None if self.logprobs is None else self.logprobs + (following.logprobs or []),
+            prompt_logprobs=self.prompt_logprobs,
+            prompt_top_logprobs=self.prompt_top_logprobs,
+        )

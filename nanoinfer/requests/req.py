@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nanoinfer.errors import NoTokenAllowedError
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 
@@ -81,7 +81,12 @@ class Req:
         self.text = ""
         self.given_chars = self.given_tokens = 0  # how much of its output it arrived with (see request_builder.py)
         self.output_logprobs: list[dict[int, float]] = []
-        self.gathered_prompt_logprobs = PromptLogprobs(self.prompt_len) if params.prompt_logprobs else None
+        # When all are known: each prompt token's log-probability given those before it, and the likeliest tokens at its
+        # position; None at the first.
+        self.prompt_logprobs: list[float | None] | None = None
+        self.prompt_top_logprobs: list[dict[int, float] | None] | None = None
+        self._known_logprobs: list[float | None] = []
+        self._known_top_logprobs: list[dict[int, float] | None] = []
         self.arrival_time = self.first_token_time = self.finish_time = 0.0  # in seconds of the engine's clock
 
     @property
@@ -112,24 +117,35 @@ class Req:
 
         While prompt log-probabilities are being collected, only the tokens whose logits are no longer needed.
         """
-        if self.gathered_prompt_logprobs is None or not self.wants_prompt_logprobs:
-            return self.token_ids[: self.num_tokens - 1]
-        return self.token_ids[: self.gathered_prompt_logprobs.reusable_len]
-
-    @property
-    def prompt_logprobs(self) -> list[float | None] | None:
-        """One per prompt token. None until all are known, or if they were not asked for."""
-        return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.values
-
-    @property
-    def prompt_top_logprobs(self) -> list[dict[int, float] | None] | None:
-        """The likeliest tokens at each prompt token's position. None until all are known, or if they were not asked for."""
-        return None if self.gathered_prompt_logprobs is None else self.gathered_prompt_logprobs.likeliest
+        if self.wants_prompt_logprobs:
+            return self.token_ids[: max(len(self._known_logprobs) - 1, 0)]
+        return self.token_ids[: self.num_tokens - 1]
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """True when prompt log-probabilities were asked for and are not all known yet."""
-        return self.gathered_prompt_logprobs is not None and self.gathered_prompt_logprobs.values is None
+        return self.params.prompt_logprobs and self.prompt_logprobs is None
+
+    def add_prompt_logprobs(
+        self,
+        start: int,
+        logprobs: Sequence[float],
+        next_logprob: float | None,
+        likeliest: Sequence[dict[int, float]] | None = None,
+    ) -> None:
+        """Add the results of a pass over the prompt's tokens from position `start` on.
+
+        `logprobs`: one per token of the pass. The first is ignored: only the pass before it could compute it.
+        `next_logprob`: that of the token after the pass's last; None at the prompt's end. `likeliest`: what to keep beside
+        them, for each of these tokens but the first; None if nothing is. Known entries stay as they are, so a retracted
+        request may compute them again.
+        """
+        known = len(self._known_logprobs) - start
+        self._known_logprobs += [None, *logprobs[1:], *([] if next_logprob is None else [next_logprob])][known:]
+        if likeliest is not None:
+            self._known_top_logprobs += [None, *likeliest][known:]
+        if len(self._known_logprobs) == self.prompt_len:
+            self.prompt_logprobs, self.prompt_top_logprobs = self._known_logprobs, self._known_top_logprobs or None
 
     @property
     def max_kv_len(self) -> int:
@@ -161,15 +177,12 @@ class Req:
             return
         stopped = stopped or (self.matcher is not None and self.matcher.must_stop)
         if stopped or self.num_output_tokens == self.params.max_new_tokens:
-            try:
-                self.finish(FinishReason.STOP if stopped else FinishReason.LENGTH)
-            except Exception as error:
-                self.end(FinishReason.ABORT, error)
+            self.end(FinishReason.STOP if stopped else FinishReason.LENGTH)
 
     def _end_without_token(self) -> None:
         """End the request because it has no next token. That is an end like any other if its output is complete."""
         if self.matcher is not None and self.matcher.is_complete:
-            self.finish(FinishReason.STOP)
+            self.end(FinishReason.STOP)
             return
         why = "its grammar and its other parameters leave no token to choose"
         if self.matcher is not None and self.matcher.error:
@@ -177,24 +190,15 @@ class Req:
         self.end(FinishReason.ABORT, NoTokenAllowedError(f"request {self.request_id}: {why}"))
 
     def end(self, reason: FinishReason, error: BaseException | None = None) -> None:
-        """End the request from outside. `error`: what ended it. If the tokenizer fails, its error is kept in `error`."""
-        self.error = error
-        try:
-            self.finish(reason)
-        except Exception as flush_error:
-            self.error = error or flush_error
-        finally:
-            self.finish_reason = reason
-
-    def finish(self, reason: FinishReason) -> None:
-        """End the request, and release the text that was held back because of what might have followed.
-
-        When the tokenizer raises, the request has not ended, since a request that has ended holds no slots and this one
-        still does.
-        """
+        """End the request, and release the text that was held back because of what might have followed. `error`: what ended
+        it. If the tokenizer fails at this text, that is an error as well."""
+        self.finish_reason, self.error = reason, error
         if self.detokenizer is not None:
-            self.text += self.detokenizer.flush()
-        self.finish_reason = reason
+            try:
+                self.text += self.detokenizer.flush()
+            except Exception as flush_error:
+                self.finish_reason = reason if error is not None else FinishReason.ABORT
+                self.error = error or flush_error
 
 
 class Ahead:
@@ -212,45 +216,6 @@ class Ahead:
         return getattr(self._req, name)
 
 
-class PromptLogprobs:
-    """One entry per prompt token: its log-probability given the tokens before it. The first token has none: None."""
-
-    def __init__(self, prompt_len: int):
-        self._prompt_len = prompt_len
-        self._known: list[float | None] = []
-        self._likeliest: list[dict[int, float] | None] = []
-
-    @property
-    def values(self) -> list[float | None] | None:
-        """All entries; None until the last one is known."""
-        return self._known if len(self._known) == self._prompt_len else None
-
-    @property
-    def likeliest(self) -> list[dict[int, float] | None] | None:
-        """At each token's position, the likeliest tokens and their log-probabilities; None at the first. None until all are
-        known, or if none were added."""
-        return self._likeliest if len(self._likeliest) == self._prompt_len else None
-
-    @property
-    def reusable_len(self) -> int:
-        """How many prompt tokens a prefix match may cover, because their logits are no longer needed."""
-        return max(len(self._known) - 1, 0)
-
-    def add(
-        self,
-        start: int,
-        logprobs: Sequence[float],
-        next_logprob: float | None,
-        likeliest: Sequence[dict[int, float]] | None = None,
-    ) -> None:
-        """Add the results of a pass over the prompt's tokens from position `start` on.
-
-        `logprobs`: one per token of the pass. The first is ignored: only the pass before it could compute it.
-        `next_logprob`: that of the token after the pass's last; None at the prompt's end. `likeliest`: what to keep beside
-        them, for each of these tokens but the first; None if nothing is. Known entries stay as they are, so a retracted
-        request may compute them again.
-        """
-        known = len(self._known) - start
-        self._known += [None, *logprobs[1:], *([] if next_logprob is None else [next_logprob])][known:]
-        if likeliest is not None:
-            self._likeliest += [None, *likeliest][known:]
+def adjusts_logits(req: Req | Ahead) -> bool:
+    """True when some processor has to change this request's logits now."""
+    return req.params.adjusts_logits or req.matcher is not None or req.num_output_tokens < req.params.min_new_tokens

@@ -1,4 +1,4 @@
-"""Request: what a caller asks for, as one object."""
+"""Request: what a caller asks for, as one object; and the keys that keep the cached K/V of equal tokens apart."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,12 @@ class Request:
     """A prompt and everything that goes with it. It is not checked yet; RequestBuilder does that.
 
     - `prompt`: text or token ids; vLLM's mappings with one of these are read (PROMPT_KEYS).
-    - `extra_key`: only requests with equal keys share cached prefixes. None, text, bytes, an integer or a tuple of these,
-      which may have tuples in it, at most 32 in one another.
+    - `extra_key`: only requests with equal keys share cached prefixes (see `check_extra_key`).
     - `timeout_s`: after so many seconds from arrival, completions that are still running are ended.
     - `adapter`: the name of a loaded adapter; None or "base": the base model.
     - `name`: what error messages call the prompt.
-    - `output_ids`: the first tokens of the output, if another engine has sampled them already. The request goes on behind
-      them, as if this engine had (see `replay` in request_builder.py).
+    - `output_ids`: the first tokens of the only completion, if another engine of this model has sampled them already. The
+      request goes on behind them, as if this engine had (see `replay` in request_builder.py).
     """
 
     prompt: Prompt
@@ -38,6 +37,31 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.prompt, Mapping):
             object.__setattr__(self, "prompt", _prompt_in(self.prompt, self.name))
+
+
+@dataclass(frozen=True)
+class AdapterKey:
+    """The `extra_key` of a request with an adapter, which computes other K/V for the same tokens than the base model.
+
+    `id`: the adapter's, which is never used again; its `name` may be.
+    """
+
+    id: int
+    extra_key: Hashable
+    name: str = ""
+
+
+def check_extra_key(extra_key: object, name: str = "extra_key") -> None:
+    """InvalidRequestError unless a key is None, text, bytes, an integer or a tuple of keys.
+
+    Plain types always compare the same way. An object with an `__eq__` of its own could change its mind while its tokens
+    are in the tree, or raise in the middle of a pass that computes other requests.
+    """
+    if type(extra_key) is tuple:
+        for each in extra_key:
+            check_extra_key(each, name)
+    elif extra_key is not None and type(extra_key) not in (str, bytes, int, bool):
+        raise InvalidRequestError(f"{name}={extra_key!r}: must be None, text, bytes, an integer or a tuple of these")
 
 
 def params_or_default(params: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

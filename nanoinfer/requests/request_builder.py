@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import ContextLengthError, InvalidRequestError
-from nanoinfer.requests.adapter_key import problem_of
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request import Prompt, Request, got
+from nanoinfer.requests.request import Prompt, Request, check_extra_key, got
 from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
@@ -50,8 +49,7 @@ class RequestBuilder:
         naming a field.
         """
         prompt_ids = self.prompt_ids(request.prompt, request.name, max_context_len)
-        self.check_params(request.params, request.extra_key, request.name)
-        self.check_timeout(request.timeout_s, request.name)
+        self.check_arguments(request)
         params = request.params
         taken: dict[str, Any] = {
             name: value for name, value in self.sampling_defaults.items() if isinstance(getattr(params, name), Default)
@@ -64,7 +62,6 @@ class RequestBuilder:
             except ValueError as error:  # n with the checkpoint's temperature, or min_new_tokens with what is left
                 raise InvalidRequestError(f"{request.name}: {error}") from error
         self.check_context(prompt_ids, request.params, max_context_len, request.name)
-        check_output_ids(request, self.vocab_size)
         return request, prompt_ids
 
     def prompt_ids(self, prompt: Prompt, name: str = "prompt", max_context_len: int | None = None) -> np.ndarray:
@@ -103,12 +100,16 @@ class RequestBuilder:
             raise ValueError("chat: this model has no tokenizer files; use generate with token ids")
         return self.tokenizer.encode_chat(messages, template_kwargs, max_context_len)
 
-    def check_params(self, params: SamplingParams, extra_key: Hashable = None, name: str = "prompt") -> None:
-        """InvalidRequestError when `params` ask for something that this model's vocabulary or tokenizer cannot do."""
+    def check_arguments(self, request: Request) -> None:
+        """Check all of a request but its prompt: InvalidRequestError for what no model can do, or what the vocabulary or
+        tokenizer of this one cannot."""
+        params, timeout_s, name = request.params, request.timeout_s, request.name
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"{name}: params={params!r}: must be SamplingParams or a mapping of its fields")
-        if (problem := problem_of(extra_key)) is not None:
-            raise InvalidRequestError(f"{name}: {problem}")
+        check_extra_key(request.extra_key, f"{name}: extra_key")
+        is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and 0 < timeout_s <= sys.float_info.max):
+            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a (finite) number above 0")
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError(
                 f"{name}: stop={params.stop!r}: needs a tokenizer, but this model has none", "stop"
@@ -130,13 +131,6 @@ class RequestBuilder:
                 f"{name}: logit_bias and min_new_tokens={params.min_new_tokens} forbid all {self.vocab_size} tokens",
                 "logit_bias",
             )
-
-    def check_timeout(self, timeout_s: float | None, name: str = "prompt") -> None:
-        """InvalidRequestError unless `timeout_s` is None or a number of seconds above 0."""
-        if timeout_s is None:
-            return
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not 0 < timeout_s <= sys.float_info.max:
-            raise InvalidRequestError(f"{name}: timeout_s={timeout_s!r}: must be None or a (finite) number above 0")
 
     def check_context(
         self, prompt_ids: np.ndarray, params: SamplingParams, max_context_len: int, name: str = "prompt"
@@ -188,23 +182,6 @@ class RequestBuilder:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
-
-
-def check_output_ids(request: Request, vocab_size: int) -> None:
-    """InvalidRequestError unless `request.output_ids` are token ids that leave something to sample, of one completion."""
-    ids, params, name = request.output_ids, request.params, request.name
-    if not len(ids):
-        return
-    if not all(isinstance(token, int | np.integer) and 0 <= token < vocab_size for token in ids):
-        raise InvalidRequestError(f"{name}: output_ids: must be token ids in 0..{vocab_size - 1}")
-    if len(ids) >= params.max_new_tokens:
-        raise InvalidRequestError(
-            f"{name}: output_ids: {len(ids)} tokens: must be fewer than max_new_tokens={params.max_new_tokens}"
-        )
-    if params.n > 1:
-        raise InvalidRequestError(f"{name}: output_ids: n={params.n}: must be 1, for they are of one completion")
-    if params.prompt_logprobs:
-        raise InvalidRequestError(f"{name}: output_ids: prompt_logprobs must be False: they came with the first token")
 
 
 def replay(req: Req, output_ids: Sequence[int], name: str = "prompt") -> None:

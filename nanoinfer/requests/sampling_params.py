@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -38,7 +38,26 @@ BOOL_FIELDS = (
     *("ignore_eos", "prompt_logprobs", "skip_special_tokens", "include_stop_str_in_output", "parallel_tool_calls"),
 )
 MAY_BE_NONE = ("max_new_tokens", "seed", "logprobs")
-GRAMMAR_FIELDS = ("regex", "json_schema", "grammar", "choice", "tool_calls")  # at most one of them
+
+
+def _are_texts(values: Collection[Any]) -> bool:
+    return len(values) > 0 and all(isinstance(value, str) and value for value in values)
+
+
+GRAMMARS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # at most one is given: what it must be, and whether it is
+    "regex": ("a string", lambda value: isinstance(value, str)),
+    "json_schema": ("a dict or its text", lambda value: isinstance(value, str | Mapping)),
+    "grammar": ("a string", lambda value: isinstance(value, str)),
+    "choice": (
+        "a list of at least one string, and none may be empty",
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str) and _are_texts(value),
+    ),
+    "tool_calls": (
+        "a mapping of the name of each function, at least one, to a JSON schema",
+        lambda value: isinstance(value, Mapping) and _are_texts(value),
+    ),
+}
+GRAMMAR_FIELDS = tuple(GRAMMARS)
 
 
 class Default:
@@ -134,134 +153,105 @@ class SamplingParams:
     parallel_tool_calls: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            self._check_int(name, least)
-        for name, (low, high) in RANGES.items():
-            self._check_real(name, low, high)
-        for name in BOOL_FIELDS:
-            if not isinstance(value := getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={value!r}: must be True or False", name)
+        self._check_single_values()
         self._check_together()
         self._check_collections()
         self._check_grammars()
 
-    def _check_int(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is None and name in MAY_BE_NONE:
-            return
-        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-            raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}", name)
-        if not isinstance(value, Default):
-            self._set(name, int(value))
-
-    def _check_real(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else _to_float(value)
-        if not low <= number <= high:
-            raise InvalidRequestError(f"{name}={value!r}: must be a number in {low:g}..{high:g}", name)
-        if not isinstance(value, Default):
-            self._set(name, number)
+    def _check_single_values(self) -> None:
+        """Numbers within their range, which become plain ones, and truth values."""
+        for name, least in LEAST.items():
+            value: Any = getattr(self, name)
+            if value is None and name in MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+                raise InvalidRequestError(f"{name}={value!r}: must be an integer of at least {least}", name)
+            if not isinstance(value, Default):
+                self._set(name, int(value))
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= (number := _real(value)) <= high:
+                raise InvalidRequestError(f"{name}={value!r}: must be a number in {low:g}..{high:g}", name)
+            if not isinstance(value, Default):
+                self._set(name, number)
+        for name in BOOL_FIELDS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequestError(f"{name}={value!r}: must be True or False", name)
 
     def _check_together(self) -> None:
-        """ValueError for numbers that are out of range, or contradict each other."""
-        if self.top_p == 0:
-            raise InvalidRequestError(f"top_p={self.top_p}: must be above 0", "top_p")
-        if 0 < self.temperature < 1e-30:
-            raise InvalidRequestError(
-                f"temperature={self.temperature}: must be 0 (greedy) or at least 1e-30", "temperature"
-            )
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise InvalidRequestError(
-                f"min_new_tokens={self.min_new_tokens}: must not exceed max_new_tokens={self.max_new_tokens}",
-                "min_new_tokens",
-            )
-        if self.seed is not None and self.seed >= 2**64:
-            raise InvalidRequestError(f"seed={self.seed}: must be below 2**64", "seed")
-        if self.prompt_top_logprobs and not self.prompt_logprobs:
-            raise InvalidRequestError(
-                f"prompt_top_logprobs={self.prompt_top_logprobs}: needs prompt_logprobs=True", "prompt_top_logprobs"
-            )
-        if self.n > 1 and self.temperature == 0:
-            raise InvalidRequestError(
-                f"n={self.n}: must be 1 with temperature=0, because all completions would be the same", "n"
-            )
+        """Numbers that are refused within their range, or that contradict each other."""
+        most = self.max_new_tokens
+        ends_with_a_call = not self.parallel_tool_calls and self.tool_calls is None
+        for name, is_wrong, rule in (
+            ("top_p", self.top_p == 0, "must be above 0"),
+            ("temperature", 0 < self.temperature < 1e-30, "must be 0 (greedy) or at least 1e-30"),
+            ("min_new_tokens", self.min_new_tokens > (most or math.inf), f"must not exceed max_new_tokens={most}"),
+            ("min_new_tokens", self.min_new_tokens and ends_with_a_call, "must be 0 with parallel_tool_calls=False"),
+            ("seed", (self.seed or 0) >= 2**64, "must be below 2**64"),
+            (
+                "prompt_top_logprobs",
+                self.prompt_top_logprobs and not self.prompt_logprobs,
+                "needs prompt_logprobs=True",
+            ),
+            (
+                "n",
+                self.n > 1 and self.temperature == 0,
+                "must be 1 with temperature=0: all completions would be the same",
+            ),
+        ):
+            if is_wrong:
+                raise InvalidRequestError(f"{name}={getattr(self, name)}: {rule}", name)
         if self.top_k == 0:
             self._set("top_k", -1)
 
     def _check_collections(self) -> None:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        for name, given, fits in (
-            ("stop", stop, lambda text: isinstance(text, str) and text),
-            ("stop_token_ids", self.stop_token_ids, _is_token_id),
-            ("logits_processors", self.logits_processors, callable),
+        for name, given, fits, what in (
+            ("stop", stop, lambda text: isinstance(text, str) and text, "texts, none empty"),
+            ("stop_token_ids", self.stop_token_ids, _is_token_id, "token ids"),
+            ("logits_processors", self.logits_processors, callable, "functions"),
         ):
             if given is not None and not (isinstance(given, Sequence) and all(map(fits, given))):
-                what = {"stop": "texts, none empty", "stop_token_ids": "token ids"}.get(name, "functions")
                 raise InvalidRequestError(f"{name}={given!r}: must be a sequence of {what}", name)
             self._set(name, tuple(given or ()))
         self._set("stop_token_ids", tuple(map(int, self.stop_token_ids)))
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, Mapping) or not all(map(_is_token_id, self.logit_bias)):
-                raise InvalidRequestError(
-                    f"logit_bias={self.logit_bias!r}: must map token ids, each at least 0, to numbers", "logit_bias"
-                )
-            for token, bias in self.logit_bias.items():
-                number = math.nan if isinstance(bias, bool) or not isinstance(bias, Real) else _to_float(bias)
-                if not (abs(number) <= 1e20 or number == -math.inf):
+        if (biases := self.logit_bias) is not None:
+            if not isinstance(biases, Mapping) or not all(map(_is_token_id, biases)):
+                raise InvalidRequestError(f"logit_bias={biases!r}: must map token ids to numbers", "logit_bias")
+            for token, bias in biases.items():
+                if not (abs(_real(bias)) <= 1e20 or bias == -math.inf):
                     raise InvalidRequestError(
                         f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf", "logit_bias"
                     )
-            self._set("logit_bias", {int(token): _to_float(bias) for token, bias in self.logit_bias.items()})
+            self._set("logit_bias", {int(token): float(bias) for token, bias in biases.items()})
 
     def _check_grammars(self) -> None:
-        """ValueError when the grammar has a wrong type, or there are several. Whether it can be compiled is found out when
-        the request arrives."""
+        """Whether the grammar has the right type, and is the only one. Whether it can be compiled is found out when the
+        request arrives."""
         given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequestError(
                 f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given", given[-1]
             )
-        for name in ("regex", "grammar"):
-            if not isinstance(value := getattr(self, name), str | None):
-                raise InvalidRequestError(f"{name}={value!r}: must be a string", name)
-        if (choice := self.choice) is not None:
-            is_list = isinstance(choice, Sequence) and not isinstance(choice, str)
-            if not is_list or not choice or not _are_texts(choice):
-                raise InvalidRequestError(
-                    f"choice={choice!r}: must be a list of at least one string, and none may be empty", "choice"
-                )
-            self._set("choice", tuple(choice))
-        if (schema := self.json_schema) is not None and not isinstance(schema, str):
-            if not isinstance(schema, Mapping):
-                raise InvalidRequestError(f"json_schema={schema!r}: must be a dict or its text", "json_schema")
-            self._set("json_schema", _as_json("json_schema", schema))
-        if (calls := self.tool_calls) is not None:
-            if not isinstance(calls, Mapping) or not calls or not _are_texts(calls):
-                raise InvalidRequestError(
-                    f"tool_calls={calls!r}: must map the name of each function to a JSON schema, at least one",
-                    "tool_calls",
-                )
-            self._set("tool_calls", json.loads(_as_json("tool_calls", dict(calls))))
-        elif self.min_new_tokens and not self.parallel_tool_calls:
-            raise InvalidRequestError(
-                f"min_new_tokens={self.min_new_tokens}: must be 0 with parallel_tool_calls=False", "min_new_tokens"
-            )
+        for name in given:
+            value: Any = getattr(self, name)
+            must_be, fits = GRAMMARS[name]
+            if not fits(value):
+                raise InvalidRequestError(f"{name}={value!r}: must be {must_be}", name)
+        if self.choice is not None:
+            self._set("choice", tuple(self.choice))
+        if isinstance(self.json_schema, Mapping):
+            self._set("json_schema", _as_json("json_schema", self.json_schema))
+        if self.tool_calls is not None:
+            self._set("tool_calls", json.loads(_as_json("tool_calls", dict(self.tool_calls))))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    @property
-    def grammar_texts(self) -> list[tuple[str, str | None]]:
-        """The name of each field of GRAMMAR_FIELDS, with its value as text; at most one is not None."""
-        choice = None if self.choice is None else json.dumps(self.choice)
-        schema = self.json_schema if isinstance(self.json_schema, str | None) else json.dumps(self.json_schema)
-        calls = None if self.tool_calls is None else json.dumps([self.tool_calls, self.parallel_tool_calls])
-        return list(zip(GRAMMAR_FIELDS, (self.regex, schema, self.grammar, choice, calls), strict=True))
-
-    @property
-    def has_grammar(self) -> bool:
-        """True when one of GRAMMAR_FIELDS is given."""
-        return any(getattr(self, name) is not None for name in GRAMMAR_FIELDS)
+    @cached_property
+    def grammar_field(self) -> str | None:
+        """The one of GRAMMAR_FIELDS that is given; None without a grammar."""
+        return next((name for name in GRAMMAR_FIELDS if getattr(self, name) is not None), None)
 
     @property
     def greedy(self) -> bool:
@@ -285,19 +275,16 @@ class SamplingParams:
         return not self.greedy or self.logprobs is not None
 
 
-def _to_float(value: Any) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond every float
-        return math.inf if value > 0 else -math.inf
-
-
 def _is_token_id(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) and value for value in values)
+def _real(value: object) -> float:
+    """A number as a float; NaN for anything else, and for an integer beyond every float."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _as_json(name: str, value: Any) -> str:

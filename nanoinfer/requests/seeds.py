@@ -1,4 +1,5 @@
-"""Seeds: one for each completion of a request, and the hash function behind the random numbers."""
+"""Random numbers as a function of (seed, index), and the seeds of completions. There is no state, so a request draws the
+same numbers in any batch."""
 
 from collections.abc import Sequence
 
@@ -22,7 +23,17 @@ def _mix_one(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
+def uniform(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
+    """One float64 in [0, 1) for each pair (seed, index): number `index` of the stream that `seed` defines."""
+    return (_hash_pairs(seeds, indices) >> np.uint64(11)) * 2.0**-53
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of completion `index` of a request with the given `seed`. Completion 0 has `seed` itself."""
+    return seed if index == 0 else int(_hash_pairs([seed ^ 0x5851F42D4C957F2D], [index])[0])
+
+
+def _hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     """64 random bits (uint64) for each pair (seed, index)."""
     if len(seeds) <= FEW:
         golden, pairs = int(GOLDEN), zip(seeds, indices, strict=True)
@@ -31,8 +42,3 @@ def hash_pairs(seeds: Sequence[int], indices: Sequence[int]) -> np.ndarray:
     seed, index = np.array(seeds, dtype=np.uint64), np.array(indices, dtype=np.uint64)
     with np.errstate(over="ignore"):
         return _mix(_mix(seed + GOLDEN) + (index + np.uint64(1)) * GOLDEN)
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """The seed of completion `index` of a request with the given `seed`. Completion 0 has `seed` itself."""
-    return seed if index == 0 else int(hash_pairs([seed ^ 0x5851F42D4C957F2D], [index])[0])

@@ -12,7 +12,7 @@ import numpy as np
 from nanoinfer.errors import ContextLengthError
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
-from nanoinfer.requests.tool_calls import CallParser
+from nanoinfer.requests.tool_calls import CallParser, overlap
 
 TokenIds = Sequence[int] | np.ndarray
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
@@ -77,8 +77,9 @@ class Tokenizer:
         transformers does before it asks takes longer than the answer.
         """
         try:
-            if self._decodes_itself and isinstance(token_ids, list) and all(type(token) is int for token in token_ids):
-                return self.hf_tokenizer.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            if self._decodes_itself:
+                ids = list(map(int, token_ids))
+                return self.hf_tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
             return self.hf_tokenizer.decode(
                 token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
@@ -124,9 +125,8 @@ def _has_plain_decode(hf_tokenizer: Any) -> bool:
     """Whether a tokenizer decodes as all do that have nothing but a tokenizer.json: as its `backend_tokenizer` does."""
     from transformers import PreTrainedTokenizerFast  # loaded already, by what has made the tokenizer
 
-    names, made = ("decode", "_decode"), type(hf_tokenizer)
-    is_plain = all(getattr(made, name) is getattr(PreTrainedTokenizerFast, name) for name in names)
-    return is_plain and not vars(hf_tokenizer).keys() & names
+    made = type(hf_tokenizer)
+    return all(getattr(made, name) is getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode"))
 
 
 class IncrementalDetokenizer:
@@ -244,13 +244,11 @@ class IncrementalDetokenizer:
         size, context = len(tokens), self.CONTEXT_TOKENS
         ends = range(size, max(size - 4, -1), -1)
         spans = ((max(end - length, 0), end) for end in ends for length in range(context, context + 4))
-        starts = (begin if end == size else end for begin, end in spans if self._is_whole(tokens[begin:end]))
+        whole = ((begin, end) for begin, end in spans if not self._decode(tokens[begin:end]).endswith(REPLACEMENT))
+        starts = (begin if end == size else end for begin, end in whole)
         self._window = tokens[next(starts, max(size - context - 3, 0)) :]
         self._certain = self._decode(self._window)
         self._whole = 0 if self._certain.endswith(REPLACEMENT) else len(self._window)
-
-    def _is_whole(self, tokens: list[int]) -> bool:
-        return not self._decode(tokens).endswith(REPLACEMENT)
 
     def _shorten(self) -> None:
         """Drop most of a long run of stray bytes from the window. The first stay: with byte fallback, they make the run
@@ -268,7 +266,7 @@ class IncrementalDetokenizer:
             at, length, self.stop_found = min(matches)
             self._held = ""
             return text[: at + length * self._include_stop]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = max(overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -276,11 +274,6 @@ class IncrementalDetokenizer:
 def _certain(text: str) -> str:
     """`text` without the U+FFFD that a character's first bytes, at most three, may have left at its end."""
     return text[: max(len(text.rstrip(REPLACEMENT)), len(text) - 3)]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def token_text(tokenizer: Any, token_ids: Sequence[int]) -> str:

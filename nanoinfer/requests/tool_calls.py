@@ -60,7 +60,7 @@ class CallParser:
                     return
                 self._place = "text"
             elif (tag := _TAG.search(self.held)) is None:
-                keep = 0 if last else max(_overlap(self.held, each) for each in TAGS)
+                keep = 0 if last else max(overlap(self.held, each) for each in TAGS)
                 certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
                 yield certain
                 return
@@ -142,6 +142,6 @@ def _escaped(string: re.Match[str]) -> str:
     return _CONTROL.sub(lambda character: json.dumps(character[0])[1:-1], string[0])
 
 
-def _overlap(text: str, tag: str) -> int:
-    """How many of the last characters of `text` may begin `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
+def overlap(text: str, wanted: str) -> int:
+    """How many of the last characters of `text` may begin `wanted`: the longest suffix that is a proper prefix of it."""
+    return next((n for n in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:n])), 0)

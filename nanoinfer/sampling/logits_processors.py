@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nanoinfer.grammars.bitmask import forbid_other_tokens
-from nanoinfer.requests.req import Req
+from nanoinfer.requests.req import Req, adjusts_logits
 
 Rows = Sequence[tuple[int, Req]]  # row numbers of the scores, each with the request that it belongs to
 
@@ -25,11 +25,6 @@ def process_logits(scores: torch.Tensor, reqs: Sequence[Req]) -> None:
     rows = [(row, req) for row, req in enumerate(reqs) if adjusts_logits(req)]
     for processor in PROCESSORS if rows else ():
         processor(scores, rows)
-
-
-def adjusts_logits(req: Req) -> bool:
-    """True when some processor has to change this request's logits now."""
-    return req.params.adjusts_logits or req.matcher is not None or req.num_output_tokens < req.params.min_new_tokens
 
 
 def _flat(pairs: list[tuple[int, np.ndarray]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,10 +9,10 @@ import torch
 from nanoinfer.kernels.base import Kernels
 from nanoinfer.kernels.torch_native import TorchKernels
 from nanoinfer.model.layers.logits_processor import Likeliest
-from nanoinfer.requests.req import NO_TOKEN, Req
+from nanoinfer.requests.req import NO_TOKEN, Req, adjusts_logits
+from nanoinfer.requests.seeds import uniform
 from nanoinfer.sampling.filters import keep_likely
-from nanoinfer.sampling.logits_processors import adjusts_logits, process_logits
-from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.sampling.logits_processors import process_logits
 
 
 class Sampler:

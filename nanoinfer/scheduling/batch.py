@@ -9,8 +9,7 @@ import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
-from nanoinfer.requests.req import Ahead, Req
-from nanoinfer.sampling.logits_processors import adjusts_logits
+from nanoinfer.requests.req import Ahead, Req, adjusts_logits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,7 +11,7 @@ def gather_prompt_logprobs(batch: Batch, output: LogitsOutput) -> None:
     assert batch.prefix_lens is not None
     values = output.prompt_logprobs.float().cpu().split(batch.new_lens.tolist())
     for i, (req, start) in enumerate(zip(batch.reqs, batch.prefix_lens.tolist(), strict=True)):
-        if req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+        if req.wants_prompt_logprobs:
             likeliest = None if output.prompt_likeliest is None else output.prompt_likeliest[i]
             next_logprob = None
             if req.chunk_end < req.prompt_len:
@@ -19,4 +19,4 @@ def gather_prompt_logprobs(batch: Batch, output: LogitsOutput) -> None:
                 next_logprob = float(table[int(req.token_ids[req.chunk_end])])
                 if likeliest is not None:
                     likeliest = likeliest + likeliest_of(table[None], req.params.prompt_top_logprobs)
-            req.gathered_prompt_logprobs.add(start, values[i].tolist(), next_logprob, likeliest)
+            req.add_prompt_logprobs(start, values[i].tolist(), next_logprob, likeliest)

@@ -5,9 +5,8 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.stream_pieces import StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, prompt_entries, prompt_logprobs

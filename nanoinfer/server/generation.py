@@ -9,10 +9,9 @@ from typing import Any
 from prometheus_client import Histogram
 
 from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 
 @dataclass(frozen=True, eq=False)

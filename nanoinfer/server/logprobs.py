@@ -6,8 +6,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from nanoinfer.grammars.vocabulary import byte_letters
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.stream_pieces import StreamPiece
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.tokenizer import REPLACEMENT, Tokenizer, token_text
 
 LEAST = -9999.0  # instead of minus infinity, which JSON cannot write

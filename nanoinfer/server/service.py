@@ -146,7 +146,7 @@ class Service:
         if limit is not None and count > limit:
             raise bad_request(f"n={params.n}: {count} completions in all: must not exceed max_queue={limit}", "n")
         try:
-            if params.has_grammar:
+            if params.grammar_field is not None:
                 loop, prepare = asyncio.get_running_loop(), self.core.prepare  # in threads that keep no others waiting
                 groups = await loop.run_in_executor(self._compilers, lambda: [prepare(each) for each in requests])
                 streams = await self.engine.add_prepared(groups, self.settings.max_unread)

@@ -7,7 +7,7 @@ from nanoinfer.cache.eviction import EVICTION_POLICIES
 from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.cache.tree_observer import path_to
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import INK, MUTED, ROLES, Style
 from nanoinfer.viz.picture import Picture

@@ -16,10 +16,9 @@ from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError, ReplicaLostError, StepFailedError
 from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.frontends.async_stream import AsyncStream, Delivery
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.requests.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.stream_pieces import StreamPiece
 from tests.helpers.engines import Clock
 from tests.helpers.waiting import HANG_S, run
 

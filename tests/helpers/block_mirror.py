@@ -8,7 +8,7 @@ from nanoinfer.cache.block_events import GPU, AllBlocksCleared, BlockEvent, Bloc
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cluster.block_index import BlockIndex
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 
 Block = tuple[int | None, tuple[int, ...], str | None]  # the block before it, its tokens, its adapter
 Blocks = dict[int, Block]  # by hash

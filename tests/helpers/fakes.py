@@ -100,9 +100,9 @@ class FakeModel:
             assert read == [(req.extra_key, tuple(req.token_ids[: i + 1].tolist())) for i in range(seq)]
         assert batch.wants_prompt_logprobs == (extend and any(req.wants_prompt_logprobs for req in batch.reqs))
         for req, prefix, seq in zip(batch.reqs, prefix_lens, seq_lens, strict=True):
-            if extend and req.gathered_prompt_logprobs is not None and req.wants_prompt_logprobs:
+            if extend and req.wants_prompt_logprobs:
                 following = float(seq) if seq < req.prompt_len else None
-                req.gathered_prompt_logprobs.add(prefix, [float(i) for i in range(prefix, seq)], following)
+                req.add_prompt_logprobs(prefix, [float(i) for i in range(prefix, seq)], following)
         return [
             next_token(req.token_ids[: req.num_tokens].tolist(), req.extra_key, self.vocab_size)
             for req in batch.sampled_reqs

@@ -40,6 +40,7 @@ def allowed(matcher: Matcher) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:size]).tolist())
 
 
+@cache
 def byte_tokens() -> dict[int, int]:
     """Byte → the token that stands for it alone."""
     vocabulary = story_compiler().vocabulary

@@ -21,7 +21,7 @@ from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.sampling_params import LogitsProcessor
-from nanoinfer.sampling.random_numbers import uniform
+from nanoinfer.requests.seeds import uniform
 from tests.helpers.checkpoints import save_checkpoint
 
 MARGIN = 2e-3

@@ -33,14 +33,6 @@ def put(
     return known, slots.tolist()
 
 
-def nested(count: int) -> tuple[Any, ...]:
-    """So many tuples in one another."""
-    key: tuple[Any, ...] = ()
-    for _ in range(count - 1):
-        key = (key,)
-    return key
-
-
 def shape(cache: RadixCache) -> list[tuple[int, list[int]]]:
     """The tree as (depth, tokens) lines."""
     return [(depth, node.key.tolist()) for depth, node in cache.nodes()]

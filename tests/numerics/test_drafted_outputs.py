@@ -13,9 +13,8 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
 from tests.helpers.checkpoints import greedy
-from tests.helpers.drafts import STEM, WITH_TEXT, Asked, check_same, check_streams, noisy, serve, told
+from tests.helpers.drafts import STEM, WITH_TEXT, Asked, Foreknowing, check_same, check_streams, noisy, serve, told
 from tests.helpers.engines import assert_all_free, step
-from tests.helpers.foreknowing import Foreknowing
 from tests.helpers.oracles import VOCAB, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
 

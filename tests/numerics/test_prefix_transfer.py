@@ -19,7 +19,6 @@ from tests.helpers.engines import finish, make_engine, step
 from tests.helpers.oracles import TINY_MODEL, VOCAB
 from tests.helpers.storeys import storey_of
 from tests.helpers.tiny_llm import tiny_llm
-from tests.helpers.trees import nested
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT: list[int] = np.random.default_rng(7).integers(0, VOCAB, size=45).tolist()
@@ -220,7 +219,7 @@ def test_what_cannot_move_is_named(model: LoadedModel) -> None:
         with pytest.raises(ValueError, match=field):
             llm.export_prefix(tokens, extra_key=key)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="extra_key"):
-        llm.import_prefix(b"", extra_key=nested(5000))
+        llm.import_prefix(b"", extra_key=1.5)
     with pytest.raises(ValueError, match="disable_radix_cache"):
         small_llm(model, disable_radix_cache=True).export_prefix(PROMPT)
     with pytest.raises(ValueError, match="import_prefix"):

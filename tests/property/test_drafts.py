@@ -9,9 +9,8 @@ from nanoinfer.drafting.length_controller import MEMORY, Acceptance, worthwhile
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
-from tests.helpers.drafts import STEM, Asked, check_same, serve
+from tests.helpers.drafts import STEM, Asked, Foreknowing, check_same, serve
 from tests.helpers.engines import assert_all_free, step
-from tests.helpers.foreknowing import Foreknowing
 from tests.helpers.oracles import VOCAB
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 

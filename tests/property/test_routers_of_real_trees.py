@@ -9,7 +9,7 @@ from nanoinfer.cache.block_events import Snapshot, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.cluster.block_index import matched_blocks
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 from tests.helpers.block_mirror import blocks_of_tree
 from tests.helpers.trees import make_cache, put
 

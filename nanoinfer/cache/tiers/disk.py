@@ -24,8 +24,8 @@ from nanoinfer.cache.tiers.block_index import Block, block_digests
 from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.cache.tree_observer import path_to
-from nanoinfer.requests.adapter_key import AdapterKey
 from nanoinfer.requests.req import Req
+from nanoinfer.requests.request import AdapterKey
 
 BATCH_BYTES = 8 << 20  # of K/V that is written at once: the folder is looked through once for each, if it has a bound
 QUEUED_BYTES = 256 << 20  # of K/V that may wait for the writer; what comes then is not kept

@@ -11,8 +11,8 @@ from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.config import EngineConfig
 from nanoinfer.frontends.async_engine import AsyncEngine
 from nanoinfer.frontends.async_stream import AsyncStream
+from nanoinfer.requests.outputs import StreamPiece
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 ALIVE_S = 1.0  # a call hears from its replica at least this often
 

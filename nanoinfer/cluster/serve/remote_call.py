@@ -13,11 +13,10 @@ import numpy as np
 from nanoinfer.cluster.serve.protocol import Accepted, Answer, Call, Ended, News, Refused
 from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
 from nanoinfer.frontends.async_stream import Delivery
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput
+from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.req import FinishReason
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
-from nanoinfer.requests.stream_pieces import StreamPiece
 
 PAUSE_S = 0.2  # before another try, when no replica could take a call
 

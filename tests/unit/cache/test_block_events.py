@@ -16,10 +16,10 @@ import torch
 from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.requests.adapter_key import AdapterKey
+from nanoinfer.requests.request import AdapterKey
 from tests.helpers.block_mirror import BlockMirror, FeedReader, blocks_of_tree
 from tests.helpers.engines import finish, greedy, make_engine, serve, step
-from tests.helpers.trees import make_cache, nested, put
+from tests.helpers.trees import make_cache, put
 from tests.helpers.waiting import Worker
 
 
@@ -81,7 +81,7 @@ def test_namespaces_have_hashes_of_their_own() -> None:
         (([1.5], 4), "token_ids"),
         (([1], 0), "block_size=0"),
         (([1], 4, 1.5), "extra_key=1.5"),
-        (([1], 4, nested(33)), "extra_key"),
+        (([1], 4, ("a", (1.5,))), "extra_key=1.5"),
         (([1], 4, None, 7), "adapter=7"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.drafting.load import BUNDLED_DRAFT_MODELS, draft_model_of
-from tests.helpers.tiny_llm import make_llm_model, save_tokenizer, tiny_llm
+from tests.helpers.tiny_llm import save_tokenizer
 
 Checkpoint = Callable[..., Path]
 
@@ -96,17 +95,3 @@ def test_a_draft_model_may_have_a_table_of_another_size_for_the_same_tokens(
     if size == 304:  # then it lacks tokens, and not only padding
         with pytest.raises(ValueError, match="304"):
             LLM(path, draft_model=draft, **fields)
-
-
-def test_a_draft_model_with_other_words_is_refused(tmp_path: Path) -> None:
-    model = make_llm_model(tmp_path / "tiny")
-    (tmp_path / "other").mkdir()
-    other = make_llm_model(tmp_path / "other")
-    assert other.tokenizer is not None
-    assert tiny_llm(model, other, drafter="model").draft_model is other
-    vocabulary = {**other.tokenizer.hf_tokenizer.get_vocab()}
-    vocabulary["w3"], vocabulary["w4"] = vocabulary["w4"], vocabulary["w3"]
-    other.tokenizer.hf_tokenizer.get_vocab = lambda: vocabulary  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="w3"):
-        tiny_llm(model, other, drafter="model")
-    assert tiny_llm(model, replace(other, tokenizer=None), drafter="model").draft_model is not None

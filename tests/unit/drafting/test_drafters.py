@@ -39,27 +39,6 @@ def drafts_of(tokens: Sequence[int], most: int) -> list[int]:
     return drafts
 
 
-def test_what_followed_the_same_tokens_is_proposed() -> None:
-    assert drafts_of([1, 2, 3, 4, 5, 9, 1, 2], 3) == [3, 4, 5]
-    assert drafts_of([1, 2, 3, 4, 5, 9, 1, 2], 1) == [3]
-
-
-def test_the_longest_match_goes_first_although_a_shorter_one_is_nearer() -> None:
-    assert drafts_of([5, 1, 2, 3, 4, 9, 1, 2, 7, 8, 5, 1, 2], 2) == [3, 4]
-
-
-def test_one_token_alone_is_no_match() -> None:
-    assert drafts_of([1, 2, 3, 1], 3) == []
-    assert drafts_of([1], 3) == []
-    assert drafts_of([1, 2], 3) == []
-
-
-def test_what_reaches_the_end_of_the_text_is_continued_by_repetition() -> None:
-    assert drafts_of([8, 1, 2, 3, 1, 2, 3], 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-    assert drafts_of([4, 4, 4], 5) == [4] * 5
-    assert drafts_of([9, 1, 2, 1, 2], 3) == [1, 2, 1]
-
-
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=30), st.integers(1, 9))
 def test_drafts_follow_an_occurrence_of_the_longest_suffix(tokens: list[int], most: int) -> None:
     drafts = drafts_of(tokens, most)
@@ -96,16 +75,6 @@ def test_only_new_tokens_are_read_and_drafts_that_were_wrong_are_forgotten() -> 
     req.append(2)
     fresh = NgramDrafter().propose([req], [4])
     assert drafter.propose([req], [4]) == fresh == [[3, 5, 1, 2]]
-
-
-def test_a_request_that_was_retracted_goes_on_with_the_same_index() -> None:
-    """A retracted request keeps its tokens; between its passes other requests get theirs."""
-    drafter, req, other = NgramDrafter(), make_req([1, 2, 3, 1]), make_req([1, 2, 9, 1, 2])
-    drafter.propose([req, other], [2, 2])
-    req.append(2)
-    for _ in range(3):
-        assert drafter.propose([other], [1]) == [[9]]
-    assert drafter.propose([other, req], [1, 2]) == [[9], [3, 1]]
 
 
 # --- tree ------------------------------------------------------------------------------------------------------------
@@ -176,16 +145,6 @@ def test_of_several_continuations_the_last_used_is_taken(page_size: int) -> None
     assert continuation(cache.root, start, None, 4).tolist() == [3] * 4
     cache.match_prefix(stem + first)
     assert continuation(cache.root, start, None, 4).tolist() == [2] * 4
-
-
-def test_within_a_page_the_tokens_there_are_choose_among_the_pages() -> None:
-    cache = make_cache(256, 4)
-    put(cache, [1, 1, 1, 1, 5, 6, 7, 8])
-    put(cache, [1, 1, 1, 1, 5, 9, 9, 9])
-    put(cache, [1, 1, 1, 1, 4, 4, 4, 4])
-    assert continuation(cache.root, np.array([1, 1, 1, 1, 5, 6]), None, 9).tolist() == [7, 8]
-    assert continuation(cache.root, np.array([1, 1, 1, 1, 5]), None, 9).tolist() == [9, 9, 9]
-    assert continuation(cache.root, np.array([1, 1, 1, 1, 7]), None, 9).tolist() == []
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

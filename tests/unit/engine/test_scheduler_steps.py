@@ -9,7 +9,7 @@ import torch
 from nanoinfer import SamplingParams
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.stream_pieces import PieceReader
+from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.scheduling.multi_step import DecodeGroup
 from nanoinfer.scheduling.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step

@@ -164,12 +164,6 @@ def test_a_call_that_must_be_the_only_one_ends_the_output() -> None:
     assert not first.must_stop
 
 
-def test_what_is_forced_can_be_drafted() -> None:
-    """Of a single function, everything up to the first choice in its arguments; the tokens are the tokenizer's own."""
-    matcher = matcher_of(*grammar({"weather": WEATHER}, parallel=False))
-    assert len(matcher.forced_tokens()) > 10
-
-
 def test_numbers_in_arguments_end() -> None:
     matcher, single = matcher_of(*grammar({"weather": WEATHER}, parallel=False)), byte_tokens()
     for byte in OSLO.partition("3")[0].encode() + b"3" * MAX_DIGITS:

@@ -4,7 +4,9 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.chat import render_chat
 from tests.helpers.chats import CHAT, PARTS, THINKING
 from tests.helpers.texts import TOKENIZER
@@ -21,23 +23,11 @@ def tokenizer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_text_parts_are_joined_by_newlines(tokenizer: Any) -> None:
+    before = deepcopy(PARTS)
     assert render_chat(tokenizer, PARTS) == render_chat(tokenizer, CHAT)
+    assert before == PARTS
     parts = ({"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"})
     assert render_chat(tokenizer, [{"role": "user", "content": parts}]) == "user: a\n\nb\nassistant:"
-
-
-def test_joining_changes_nothing_of_what_was_given() -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"}]
-
-    class Tokenizer:
-        chat_template = "t"
-
-        def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
-            assert conversation == [{"role": "user", "content": "a", "name": "Ann"}]
-            return "done"
-
-    assert render_chat(Tokenizer(), messages) == "done"
-    assert messages == [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "Ann"}]
 
 
 @pytest.mark.parametrize(
@@ -90,12 +80,6 @@ def test_none_is_nothing_for_a_template(tokenizer: Any, message: dict[str, Any],
     before = deepcopy(given)
     assert render_chat(tokenizer, [*CHAT, given], {"chat_template": STRICT}) == f"user: Hello!;{text};"
     assert given == before
-
-
-@pytest.mark.parametrize("message", [{}, {"reasoning_content": "x"}])
-def test_a_message_without_content_and_calls_is_refused(tokenizer: Any, message: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^messages\[1\]=.*: must have role and content$"):
-        render_chat(tokenizer, [*CHAT, {"role": "assistant", **message}])
 
 
 @pytest.mark.parametrize(
@@ -187,3 +171,37 @@ def test_the_template_that_fails_is_named(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(ValueError, match=message):
         render_chat(tokenizer, CHAT, None if given is None else {"chat_template": given})
+
+
+# --- as tokens -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_encoded_as_by_transformers() -> None:
+    messages = [
+        {"role": "user", "content": "Hi! 😀"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "1 + 2?"},
+    ]
+    wanted = AutoTokenizer.from_pretrained(resolve_model_path("story")).apply_chat_template(
+        messages, add_generation_prompt=True
+    )["input_ids"]
+    assert TOKENIZER.encode_chat(messages) == wanted
+    assert TOKENIZER.encode_chat(tuple(messages)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        ([], "at least one"),
+        ("hello", r"messages\[0\]"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
+        ([{"role": "assistant", "reasoning_content": "a"}], r"messages\[0\].*content"),
+        ([{"content": "a"}], r"messages\[0\].*role"),
+        ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
+        ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
+        ([{"role": "user", "content": 5}], "template refuses"),
+    ],
+)
+def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        TOKENIZER.encode_chat(messages)

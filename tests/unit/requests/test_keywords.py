@@ -11,7 +11,7 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, InvalidRequestError, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.requests.keywords import ALIASES, with_aliases
+from nanoinfer.requests.keywords import ALIASES
 from tests.helpers.engines import CONTEXT, LetterTokenizer, finish, greedy, make_engine
 
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
@@ -25,11 +25,6 @@ VALUES: dict[str, Any] = {
 }
 OF_SAMPLING = {each.name for each in fields(SamplingParams)}
 OF_LLM = signature(LLM.__init__).parameters.keys() | {each.name for each in fields(EngineConfig)}
-
-
-@with_aliases
-def function(max_context_len: int, seed: int = 0) -> tuple[int, int]:
-    return max_context_len, seed
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [pair for pair in ALIASES.items() if pair[1] in OF_SAMPLING])
@@ -52,18 +47,8 @@ def test_an_alias_is_checked_as_the_argument_that_it_names() -> None:
     with pytest.raises(ValueError, match=r"^page_size=0: "):
         LLM(NOWHERE, block_size=0)
     assert replace(SamplingParams(max_tokens=5), n=2).max_new_tokens == 5  # type: ignore[call-arg]
-
-
-def test_an_argument_of_ours_goes_before_an_alias() -> None:
-    assert function(max_model_len=5, seed=1) == (5, 1)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("args", "given"), [((1,), {"max_model_len": 1}), ((), {"max_model_len": 1, "context_length": 1})]
-)
-def test_an_argument_under_two_names_is_refused(args: Any, given: Any) -> None:
-    with pytest.raises(UnknownArgumentError, match="max_context_len"):
-        function(*args, **given)
+    with pytest.raises(UnknownArgumentError, match=r"model_path .*model"):
+        LLM(NOWHERE, model_path=NOWHERE)
 
 
 @pytest.mark.parametrize(

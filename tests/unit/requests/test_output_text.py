@@ -1,22 +1,23 @@
 """What a text has in it and what ended it: special tokens, stop strings, stop_reason, and the prompt."""
 
 import copy
+import json
 import pickle
-import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from nanoinfer import Engine, SamplingParams
+from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.progress import Progress
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.stream_pieces import PieceReader
+from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
-from tests.helpers.engines import Clock, LetterTokenizer, finish, greedy, serve
+from tests.helpers.engines import LetterTokenizer, finish, greedy, serve
 from tests.helpers.engines import make_engine as make_engine_with
+from tests.helpers.scripted_checkpoint import END, make
 from tests.helpers.texts import TOKENIZER, PieceTokenizer
 
 ALL = {"skip_special_tokens": False}
@@ -147,19 +148,68 @@ def test_an_output_can_be_copied_and_sent() -> None:
     assert copy.deepcopy(output).token_ids == pickle.loads(pickle.dumps(output)).token_ids == output.token_ids
 
 
-# --- the progress bar of `generate`
+# --- special tokens, however a checkpoint flags and names them --------------------------------------------------------
+
+TURN = "<|turn|>"
 
 
-def test_a_bar_shows_output_tokens_per_second(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    outputs = serve(make_engine(), "a", "b", max_new_tokens=6)
-    with Progress(2, True, clock) as progress:
-        clock.now += 2
-        progress.ended(outputs)
-    assert re.search(r"2/2 .*, 6 tok/s\]", capsys.readouterr().err.split("\r")[-1])  # 12 tokens in 2 seconds
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_bar_that_is_not_shown_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(2, False) as progress:
-        progress.ended(serve(make_engine(), "a"))
-    assert capsys.readouterr().err == ""
+def flags(path: Path, **special: bool) -> None:
+    """Flag added tokens in tokenizer.json, and name none of them in tokenizer_config.json."""
+    added = json.loads((path / "tokenizer.json").read_text())["added_tokens"]
+    for token in added:
+        token["special"] = special.get(token["content"], token["special"])
+    edit(path / "tokenizer.json", added_tokens=added)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    kept = {key: value for key, value in config.items() if "token" not in key or key == "tokenizer_class"}
+    (path / "tokenizer_config.json").write_text(json.dumps(kept))
+
+
+def serve_checkpoint(path: Path, **fields: Any) -> RequestOutput:
+    llm = LLM(path, max_total_tokens=256)
+    return llm.generate("\n", SamplingParams(max_new_tokens=20, temperature=0, **fields))[0]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_stop_string_that_is_a_special_tokens_text_stops(named: bool, skips: bool, tmp_path: Path) -> None:
+    path = make(tmp_path / "model", ["Hello", TURN, " more"], added=[TURN], special=[TURN], named=named)
+    output = serve_checkpoint(path, stop=[TURN, "never"], skip_special_tokens=skips)
+    assert (output.text, output.finish_reason, output.stop_reason) == ("Hello", "stop", TURN)
+    assert serve_checkpoint(path, skip_special_tokens=skips).text == ("Hello more" if skips else f"Hello{TURN} more")
+
+
+def test_an_end_token_is_not_shown_though_it_is_not_flagged(tmp_path: Path) -> None:
+    path = make(tmp_path / "model", ["Hello", " there"])
+    flags(path, **{END: False})
+    assert END not in AutoTokenizer.from_pretrained(path).all_special_tokens
+    for skips in (True, False):
+        output = serve_checkpoint(path, skip_special_tokens=skips)
+        assert (output.text, output.finish_reason, output.stop_reason) == ("Hello there", "stop", None)
+    shown = serve_checkpoint(path, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert shown.text == f"Hello there{END}"
+
+
+@pytest.mark.parametrize("config_says", [None, 7])
+def test_an_end_token_that_only_the_tokenizer_names_ends_too(config_says: int | None, tmp_path: Path) -> None:
+    path = make(tmp_path / "model", ["Hello", " there"])
+    edit(path / "config.json", eos_token_id=config_says)
+    (path / "generation_config.json").unlink()
+    output = serve_checkpoint(path)
+    assert (output.text, output.finish_reason, len(output.token_ids)) == ("Hello there", "stop", 3)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_grammars_hold_where_a_special_token_is_only_flagged(named: bool, tmp_path: Path) -> None:
+    """The model would go on with the special token, and its text, spelled out, is what the grammar asks for."""
+    path = make(tmp_path / "model", ["Hello", TURN, " more"], added=[TURN], special=[TURN], named=named)
+    output = serve_checkpoint(path, regex=r"Hello<\|turn\|>")
+    assert output.text == f"Hello{TURN}"
+    assert len(output.token_ids) == 1 + len(TURN)
+    assert serve_checkpoint(path, choice=["Hello more"]).text == "Hello more"
+    assert json.loads(serve_checkpoint(path, json_schema={"const": {"a": [TURN]}}, ignore_eos=True).text) == {
+        "a": [TURN]
+    }

@@ -15,7 +15,7 @@ from nanoinfer.grammars.vocabulary import byte_letters
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, TokenIds, Tokenizer
-from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode, feed
+from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode
 
 PATH = resolve_model_path("story")
 
@@ -38,36 +38,9 @@ def test_what_a_tokenizer_makes_of_its_text_itself_is_not_passed_over() -> None:
             return super()._decode(*args, **more).upper()
 
     assert Tokenizer(Loud.from_pretrained(PATH)).decode(encode("ab")) == "AB"
-    changed = PreTrainedTokenizerFast.from_pretrained(PATH)
-    changed.decode = lambda ids, **_: f"{len(ids)} tokens"
-    assert Tokenizer(changed).decode(encode("ab")) == f"{len(encode('ab'))} tokens"
 
 
 # --- characters ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("before", ["", "a", "😀", "😀😀😀", "中中", "😀</s></s></s></s>"])
-@pytest.mark.parametrize("character", ["é", "中", "😀"])
-def test_a_prompt_that_ends_within_a_character_gives_the_whole_character(before: str, character: str) -> None:
-    parts = encode(character)
-    assert len(parts) > 1
-    for cut in range(1, len(parts)):
-        detokenizer = IncrementalDetokenizer(TOKENIZER, encode(before) + parts[:cut])
-        assert [detokenizer.add(token) for token in parts[cut:]] == [""] * (len(parts) - cut - 1) + [character]
-
-
-def test_end_tokens_between_characters_leave_no_trace() -> None:
-    end = encode("</s>") * 4
-    ids = encode("😀") + end + encode("😀") + end * 3 + encode("a😀") + end + encode("b")
-    detokenizer = IncrementalDetokenizer(TOKENIZER)
-    assert "".join(detokenizer.add(token) for token in ids) == "😀😀a😀b"
-
-
-def test_flush_gives_a_half_character_as_a_replacement_and_only_once() -> None:
-    detokenizer = IncrementalDetokenizer(TOKENIZER)
-    assert "".join(detokenizer.add(token) for token in encode("a😀")[:-1]) == "a"
-    assert detokenizer.flush() == REPLACEMENT
-    assert detokenizer.flush() == ""
 
 
 def test_a_replacement_character_in_the_text_itself_is_kept() -> None:
@@ -217,32 +190,6 @@ def test_a_token_costs_the_decoding_of_a_few_however_long_the_text() -> None:
 # --- stop strings ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pieces", "stop", "out", "rest"),
-    [
-        (["one ", "E", "N", "D", "two"], ["END"], ["one ", "", "", "", ""], None),
-        (["x", "E", "N", "d", "E"], ["END"], ["x", "", "", "ENd", ""], "E"),  # it only looked like one
-        (["a", "a", "a", "b"], ["aab"], ["", "", "a", ""], None),  # it begins at the second a
-        (
-            ["a", "b", "c", "d"],
-            ["abcd", "bc"],
-            ["", "", "a", ""],
-            None,
-        ),  # a shorter one inside a longer one that is held
-        (["zero one two"], ["two", "one"], ["zero "], None),  # the earliest wins
-        (["zero one two"], ["one", "two"], ["zero "], None),
-        (["text", "."], ["."], ["text", ""], None),
-        ([".text"], ["."], [""], None),
-        (["a END b", "c", "END"], ["END"], ["a ", "", ""], None),  # nothing follows
-    ],
-)
-def test_a_text_ends_before_its_first_stop_string(pieces: Any, stop: Any, out: list[str], rest: str | None) -> None:
-    given, detokenizer = feed(pieces, stop)
-    assert given == out
-    assert detokenizer.stopped == (rest is None)
-    assert detokenizer.flush() == (rest or "")
-
-
 def test_half_a_character_after_a_stop_string_is_not_flushed() -> None:
     detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["END"])
     assert "".join(detokenizer.add(token) for token in encode("aEND😀")[:-1]) == "a"
@@ -274,7 +221,7 @@ def test_text_held_back_is_released_when_stops_are_no_longer_looked_for() -> Non
     assert detokenizer.add(1, look_for_stop=False) == "END"
 
 
-# --- prompts and chats -----------------------------------------------------------------------------------------------
+# --- prompts -------------------------------------------------------------------------------------------------------
 
 
 def test_special_tokens_are_added_by_encode_and_left_out_by_decode() -> None:
@@ -287,41 +234,6 @@ def test_a_directory_without_tokenizer_files_has_no_tokenizer(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{}")
     assert Tokenizer.from_pretrained(tmp_path) is None
     assert Tokenizer.from_pretrained(PATH) is not None
-
-
-def test_a_chat_is_encoded_as_by_transformers() -> None:
-    messages = [
-        {"role": "user", "content": "Hi! 😀"},
-        {"role": "assistant", "content": "Hello."},
-        {"role": "user", "content": "1 + 2?"},
-    ]
-    wanted = AutoTokenizer.from_pretrained(PATH).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert TOKENIZER.encode_chat(messages) == wanted
-    assert TOKENIZER.encode_chat(tuple(messages)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        ([], "at least one"),
-        ("hello", r"messages\[0\]"),
-        ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
-        ([{"content": "a"}], r"messages\[0\].*role"),
-        ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
-        ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
-        ([{"role": "user", "content": 5}], "template refuses"),
-    ],
-)
-def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        TOKENIZER.encode_chat(messages)
-
-
-def test_a_model_without_a_chat_template_says_so() -> None:
-    hf_tokenizer = AutoTokenizer.from_pretrained(PATH)
-    hf_tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        Tokenizer(hf_tokenizer).encode_chat([{"role": "user", "content": "a"}])
 
 
 # --- texts that are refused -------------------------------------------------------------------------------------------

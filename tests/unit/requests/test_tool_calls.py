@@ -128,12 +128,6 @@ def test_what_can_be_no_call_any_more_is_given_at_once_and_the_next_one_is_the_f
     assert len([part for part in parser.read(CALL) if isinstance(part, dict)]) == 1
 
 
-def test_a_brace_in_an_argument_is_no_end() -> None:
-    for text in ('{"name": "f", "arguments": {"a": "}}"}}', '{"name": "f", "arguments": {"a": "{{"}}'):
-        content, calls = parse(f"<tool_call>{text}</tool_call>", [*range(len(text))])
-        assert (content, calls[0]["function"]["arguments"]) == ("", text[27:-1])
-
-
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [
@@ -195,10 +189,8 @@ def test_a_call_has_a_name(text: str, arguments: str | None) -> None:
     assert (call and call["function"]["arguments"]) == arguments
 
 
-@pytest.mark.parametrize("size", [1, 3, 200])
-@pytest.mark.parametrize("call", [CALL, TAGGED, RAW, OPEN])
-def test_the_first_call_ends_a_text_with_its_last_brace(call: str, size: int) -> None:
-    """However many characters a token has."""
+def detokenized(text: str, size: int, **options: Any) -> tuple[str, IncrementalDetokenizer]:
+    """What comes out of a text whose tokens have so many characters, and the detokenizer after it."""
 
     class Pieces:
         special_ids = frozenset[int]()
@@ -206,30 +198,23 @@ def test_the_first_call_ends_a_text_with_its_last_brace(call: str, size: int) ->
         def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             return "".join(text[i * size : (i + 1) * size] for i in ids)
 
+    detokenizer = IncrementalDetokenizer(Pieces(), first_call=CallParser(), **options)  # type: ignore[arg-type]
+    out = "".join(detokenizer.add(i) for i in range(len(text)) if not detokenizer.stopped)
+    return out + detokenizer.flush(), detokenizer
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+@pytest.mark.parametrize("call", [CALL, TAGGED, RAW, OPEN])
+def test_the_first_call_ends_a_text_with_its_last_brace(call: str, size: int) -> None:
     text = f"Look: <think>{CALL}</think> {call}\n{CALL} more"
-    detokenizer = IncrementalDetokenizer(Pieces(), stop=["more"], first_call=CallParser())  # type: ignore[arg-type]
-    out = ""
-    for i in range(len(text)):
-        out += detokenizer.add(i)
-        if detokenizer.stopped:
-            break
-    out += detokenizer.flush()
+    out, detokenizer = detokenized(text, size, stop=["more"])
     assert out == text[: len(out)] == f"Look: <think>{CALL}</think> {call[: call.rindex('}') + 1]}"
     assert detokenizer.stop_found is None
 
 
 @pytest.mark.parametrize("size", [1, 3, 9, 16, 200])
 def test_of_what_follows_the_first_call_only_a_part_of_its_tag_may_be_left(size: int) -> None:
-    text = f"{UNBALANCED}\n</tool_call> and a long end"
-
-    class Pieces:
-        special_ids = frozenset[int]()
-
-        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-            return "".join(text[i * size : (i + 1) * size] for i in ids)
-
-    detokenizer = IncrementalDetokenizer(Pieces(), first_call=CallParser())  # type: ignore[arg-type]
-    out = "".join(detokenizer.add(i) for i in range(len(text)) if not detokenizer.stopped)
+    out, detokenizer = detokenized(f"{UNBALANCED}\n</tool_call> and a long end", size)
     assert detokenizer.call_found
     assert UNBALANCED in out
     assert f"{UNBALANCED}\n</tool_call>".startswith(out)
