@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from nanoinfer import LLM, WeightMismatchError
+from nanoinfer import LLM, UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
+from nanoinfer.model.random_model import random_model
 from nanoinfer.model.weights import load_weights
+from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import FAMILIES, REMOVED, edited, greedy, save_checkpoint
 from tests.helpers.loading import (
     PROMPT,
@@ -240,3 +242,33 @@ def test_stored_rotary_frequencies_are_ignored(checkpoint: Checkpoint, oracle: O
 
     path = rewritten(checkpoint("llama"), tmp_path / "old", change)
     assert tokens_of(path) == greedy(oracle(checkpoint("llama")), PROMPT, 6)
+
+
+# --- random weights, made in memory for timing ------------------------------------------------------------------------
+
+SHAPE = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def first_logits(seed: int, kernels: str = "torch") -> torch.Tensor:
+    model = random_model(kernels=kernels, seed=seed, **SHAPE)
+    return InferenceEngine(model).extend(torch.arange(10).numpy())[0]
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    first, again, other = first_logits(1), first_logits(1), first_logits(2)
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    assert torch.allclose(first_logits(1, kernels="auto"), first, atol=1e-4)
+
+
+def test_a_shape_that_no_llama_has_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="num_key_value_heads=3"):
+        random_model(**{**SHAPE, "num_key_value_heads": 3})
