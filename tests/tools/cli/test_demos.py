@@ -115,9 +115,7 @@ def test_a_demo_needs_a_tokenizer(
         (["pages"], "pages"),
         (["--steps", "3"], "--steps"),
         (["paged", "--steps", "0"], "--steps 0"),
-        (["paged", "--steps", "5000"], "num_steps=5000"),
         (["paged", "--block-size", "0"], "page_size=0"),
-        pytest.param(["restart", "--page-size", "0"], "page_size=0", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(argv: list[str], name: str, capsys: Any) -> None:
