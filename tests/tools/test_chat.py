@@ -9,7 +9,6 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, SamplingParams
 from tests.helpers.async_engines import run
 from tests.helpers.chats import CHAT, PARTS, THINKING
-from tests.helpers.engines import make_engine
 
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
 
@@ -78,19 +77,6 @@ def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., P
                 await front.chat(CHAT)
 
     run(test)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: AsyncEngine(5), "llm=5"),  # type: ignore[arg-type]
-        (lambda: AsyncEngine(make_engine(), max_queue=5), "max_queue"),
-        (lambda: AsyncEngine("no/such", max_que=5), "max_queue"),
-    ],
-)
-def test_an_async_engine_refuses_by_name_what_it_cannot_be_made_of(make: Callable[[], Any], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        make()
 
 
 def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:

@@ -1,21 +1,28 @@
-"""The Python code in the READMEs runs, their links lead somewhere, and the animation can be drawn again."""
+"""The Python code in the READMEs runs, their links lead somewhere, the animation can be drawn again, and the reading list
+of nanoinfer/README.md names all that a request passes through on the plain path."""
 
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import getsource
 from pathlib import Path
 from textwrap import dedent
+from types import FrameType
+from typing import Any
 
 import pytest
 from PIL import ImageColor
 
-from nanoinfer import registry
+from nanoinfer import LLM, SamplingParams, registry
 from nanoinfer.engine.engine import Engine
 from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
+from tests.helpers.imports import read_imports
 
 ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "nanoinfer"
 READMES = ("README.md", "nanoinfer/README.md", "notebooks/README.md", "data/README.md", "data/bench/README.md")
 TESTED = ("README.md", "nanoinfer/README.md")
 BLOCKS = [
@@ -62,9 +69,8 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
 
 
 def test_files_that_the_guide_to_the_package_names_exist() -> None:
-    package = ROOT / "nanoinfer"
-    names = set(re.findall(r"(?<![\w./])((?:\w+/)*\w+(?:\.py|/))(?![\w*])", (package / "README.md").read_text()))
-    assert [name for name in sorted(names) if not (package / name).exists() and not (ROOT / name).exists()] == []
+    names = set(re.findall(r"(?<![\w./])((?:\w+/)*\w+(?:\.py|/))(?![\w*])", (PACKAGE / "README.md").read_text()))
+    assert [name for name in sorted(names) if not (PACKAGE / name).exists() and not (ROOT / name).exists()] == []
 
 
 def test_the_pass_that_the_guide_prints_is_the_engines() -> None:
@@ -86,3 +92,70 @@ def test_the_animation_of_the_example_can_be_drawn_again() -> None:
     colours = {colour for _, colour in image.getcolors(1 << 24)}
     drawn = {"tree": ROLES["tree_locked"], "request 2": owner_style("request 2", 2), "DECODE": PHASE_STYLES["decode"]}
     assert [name for name, style in drawn.items() if ImageColor.getrgb(style.face) not in colours] == []
+
+
+# --- the reading list --------------------------------------------------------------------------------------------------
+
+PLAIN: dict[str, Any] = {
+    "capture": False,
+    "kernels": "torch",
+    "attention_backend": "torch_native",
+    "max_total_tokens": 512,
+}
+FIVE = SamplingParams(max_new_tokens=5, temperature=0)
+
+
+def section(text: str, title: str) -> str:
+    """The part of a page under a heading, up to the next one."""
+    return re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.M)[0]
+
+
+def listed() -> list[str]:
+    """The files of the table, in order."""
+    return re.findall(r"^\| `([\w/]+\.py)` \|", section((PACKAGE / "README.md").read_text(), "What to read"), re.M)
+
+
+def named() -> set[str]:
+    """All files that the section mentions."""
+    return set(re.findall(r"`([\w/]+\.py)`", section((PACKAGE / "README.md").read_text(), "What to read")))
+
+
+@contextmanager
+def files_called() -> Iterator[set[str]]:
+    """The files of the package of which a function is called in this thread inside the block."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(f"{PACKAGE}/"):
+            files.add(path.removeprefix(f"{PACKAGE}/"))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(before)
+
+
+def test_a_request_on_the_plain_path_passes_through_no_file_that_the_section_does_not_name() -> None:
+    engine = LLM("story", **PLAIN).engine
+    with files_called() as files:
+        for prompt in ("Once upon a time", "Once upon a hill"):
+            engine.add_request(prompt, FIVE)
+        while engine.has_unfinished():
+            engine.step()
+    assert sorted(files - named()) == []
+    assert sorted(set(listed()) - files) == ["model/forward_batch.py"], "a record: it has no function that runs here"
+
+
+def test_every_file_that_a_listed_file_imports_is_named() -> None:
+    imports = read_imports(ROOT, "nanoinfer").graph()
+    modules = {f"nanoinfer.{file.removesuffix('.py').replace('/', '.')}" for file in named()}
+    missing = {
+        f"{importer} imports {imported}"
+        for importer in (f"nanoinfer.{file.removesuffix('.py').replace('/', '.')}" for file in listed())
+        for imported in set(imports[importer]) - modules
+        if (PACKAGE.parent / imported.replace(".", "/")).with_suffix(".py").is_file()
+    }
+    assert not missing, "\n".join(sorted(missing))
