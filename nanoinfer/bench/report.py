@@ -20,7 +20,7 @@ def format_results(results: Results) -> str:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
         parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
         described.update(lengths)
-        parts += [remarks(model), details_table(model)]
+        parts += ["\n".join(failures(model)), details_table(model)]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
 
 
@@ -97,19 +97,6 @@ def cell(model: Results, workload: str, engine: str, key: str, factor: float = 1
         return "failed" if failed else "–"
     text = number_cell(median(values.values()) * factor)
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
-
-
-def remarks(model: Results) -> str:
-    """Whether nanoinfer's settings agree, and failures."""
-    lines, runs = list[str](), model["runs"]
-    for engine in model["engines"]:
-        name = engine["name"]
-        compared = [run["same_requests"] for run in runs if run["engine"] == name and "same_requests" in run]
-        if engine["ours"] and name != _ours(model, engine.get("weights")) and compared:
-            wrong = sum(same != total for same, total in compared)
-            equal = f"TOKENS DIFFER from nanoinfer's in {wrong}" if wrong else "tokens equal to nanoinfer's in all"
-            lines.append(f"- {name}: {equal} of {len(compared)} runs")
-    return "\n".join([*lines, *failures(model)])
 
 
 def failures(results: Results) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.bench.engines import EngineSpec, environment, parse_engine, parse_engines
+from nanoinfer.bench.engines import EngineSpec, environment, parse_all, parse_engine
 from nanoinfer.bench.peers import worker as worker_module
 from nanoinfer.bench.processes import EngineFailure, Worker
 from tests.helpers.fake_peer import Peer
@@ -163,7 +163,7 @@ def test_engines_are_read_from_the_command_line() -> None:
 )
 def test_what_cannot_be_compared_is_named(text: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        parse_engines([text])
+        parse_all([text], parse_engine)
 
 
 def test_packages_of_this_environment_stay_out_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

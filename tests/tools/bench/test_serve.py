@@ -13,7 +13,7 @@ from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure
 from nanoinfer.bench.results import continued, keeper
 from nanoinfer.bench.serve import Loads, format_serve, measure_serve, start_results
-from nanoinfer.bench.servers import MODEL, ServerSpec, parse_servers
+from nanoinfer.bench.servers import MODEL, ServerSpec, parse_server
 from nanoinfer.bench.session import Settings
 from nanoinfer.cli.main import main
 from nanoinfer.model.loader import resolve_model_path
@@ -44,41 +44,35 @@ def runs_by_server(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {name: [run for run in results["runs"] if run["engine"] == name] for name in names}
 
 
-def parsed(text: str) -> ServerSpec:
-    return parse_servers([text])[1]
-
-
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
 def test_servers_are_named_with_options_and_programs(tmp_path: Path) -> None:
     checkpoint, program = Checkpoint.read(STORY), tmp_path / "program"
     program.touch(mode=0o755)
-    vllm = parsed(f"vllm:max_num_seqs=64,enforce_eager=true={program}")
+    vllm = parse_server(f"vllm:max_num_seqs=64,enforce_eager=true={program}")
     assert (vllm.name, vllm.program) == ("vllm:max_num_seqs=64,enforce_eager=true", str(program))
     assert vllm.command(checkpoint, 2, 80)[-3:] == ["--max-num-seqs", "64", "--enforce-eager"]
     assert "PYTHONPATH" not in vllm.environment(2)
-    ours = parsed("nanoinfer:max_running_requests=128").command(checkpoint, 1, 80)
+    ours = parse_server("nanoinfer:max_running_requests=128").command(checkpoint, 1, 80)
     assert ours[1:4] == ["-m", "nanoinfer", "serve"]
     assert ours[-2:] == ["--max-running-requests", "128"]
     assert ours[ours.index("--served-model-name") + 1] == MODEL
     converted = replace(checkpoint, path=str(tmp_path / "model"))
     (tmp_path / "model.int8.gguf").touch()
-    command = parsed(f"llama-server:weights=int8,parallel=4={program}").command(converted, 1, 80)
+    command = parse_server(f"llama-server:weights=int8,parallel=4={program}").command(converted, 1, 80)
     assert command[0] == str(program)
     assert str(tmp_path / "model.int8.gguf") in command
     assert "--weights" not in command
     with pytest.raises(EngineFailure, match=r"model\.gguf"):
-        parsed(f"llama-server={program}").command(converted, 1, 80)
-    assert parsed(str(FAKE)).command(checkpoint, 1, 80)[1] == str(FAKE)
+        parse_server(f"llama-server={program}").command(converted, 1, 80)
+    assert parse_server(str(FAKE)).command(checkpoint, 1, 80)[1] == str(FAKE)
 
 
-@pytest.mark.parametrize(
-    "text", ["sglang", "vllm=/nowhere/python", "llama-server", "nanoinfer:int8", "missing.py", "nanoinfer"]
-)
+@pytest.mark.parametrize("text", ["sglang", "vllm=/nowhere/python", "llama-server", "nanoinfer:int8", "missing.py"])
 def test_a_server_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        parsed(text)
+        parse_server(text)
 
 
 # --- a session -------------------------------------------------------------------------------------------------------
