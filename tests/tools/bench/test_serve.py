@@ -11,7 +11,6 @@ from nanoinfer.bench import serve as serve_module
 from nanoinfer.bench.load import Lengths
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure
-from nanoinfer.bench.results import continued, keeper
 from nanoinfer.bench.serve import Loads, format_serve, measure_serve, start_results
 from nanoinfer.bench.servers import MODEL, ServerSpec, parse_server
 from nanoinfer.bench.session import Settings
@@ -69,12 +68,6 @@ def test_servers_are_named_with_options_and_programs(tmp_path: Path) -> None:
     assert parse_server(str(FAKE)).command(checkpoint, 1, 80)[1] == str(FAKE)
 
 
-@pytest.mark.parametrize("text", ["sglang", "vllm=/nowhere/python", "llama-server", "nanoinfer:int8", "missing.py"])
-def test_a_server_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        parse_server(text)
-
-
 # --- a session -------------------------------------------------------------------------------------------------------
 
 
@@ -122,37 +115,7 @@ def test_some_errors_are_counted_and_the_first_is_told() -> None:
     assert "- errors: first, closed 2: the answer has 3 tokens instead of 4" in format_serve(results)
 
 
-@pytest.mark.slow
-def test_a_stopped_run_continues_where_it_was(tmp_path: Path) -> None:
-    loads, settings, file = small(), Settings([fake("first")], 2), str(tmp_path / "serve.json")
-    fresh = start_results(STORY, loads, settings)
-    measure_serve(STORY, loads, replace(settings, rounds=1), fresh, keeper(file))
-    before = json.loads(Path(file).read_text())["runs"]
-    results = measure_serve(STORY, loads, settings, continued(file, start_results(STORY, loads, settings)))
-    assert results["runs"][:3] == before
-    assert len(results["runs"]) == 6
-    with pytest.raises(ValueError, match="seconds"):
-        continued(file, start_results(STORY, replace(loads, seconds=0.3), settings))
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "wrong"),
-    [
-        (["--resume"], "--json"),
-        (["--compare", "vllm=/nowhere"], "'/nowhere'"),
-        (["--rounds", "0"], "--rounds 0"),
-        (["--concurrency", "1", "0"], "--concurrency 0"),
-        (["--seconds", "nan"], "--seconds nan"),
-    ],
-)
-def test_the_command_refuses_what_is_out_of_range(
-    argv: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "serve", *argv]) == 2
-    assert wrong in capsys.readouterr().err
 
 
 @pytest.mark.slow
