@@ -17,7 +17,7 @@ from typing import Any
 from nanoinfer.bench import load
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.processes import free_port
-from nanoinfer.bench.report import failures, heading, runs_of, table
+from nanoinfer.bench.report import page, runs_of, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
 from nanoinfer.cluster.costs import PassCosts
@@ -265,7 +265,7 @@ def format_cluster(results: Mapping[str, Any]) -> str:
                 row += [_spread([each["output_tokens_per_second"] for each in cells]), str(len(cells))]
                 row += [str(sum(each[name] for each in cells)) for name in ("wrong", "failed")]
             rows.append([*row, *[""] * (len(HEAD) - len(row))])
-    return "\n\n".join([heading(results), table(HEAD, rows), *failures(results)])
+    return page(results, table(HEAD, rows), legend="")
 
 
 def _spread(values: Sequence[float]) -> str:

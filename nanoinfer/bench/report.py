@@ -24,6 +24,13 @@ def format_results(results: Results) -> str:
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
 
 
+def page(results: Results, *parts: str, legend: str) -> str:
+    """The machine and the model, `parts`, what failed, and the legend."""
+    title = model_title(results["model"]) if "model" in results else ""
+    every = [heading(results), title, *parts, "\n".join(failures(results)), legend]
+    return "\n\n".join(part for part in every if part)
+
+
 def heading(results: Results) -> str:
     """The machine, the settings and the command."""
     machine = results["machine"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.report import by_round, failures, heading, model_title, number_cell, ratio_cell, runs_of, table
+from nanoinfer.bench.report import by_round, number_cell, page, ratio_cell, runs_of, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
 from nanoinfer.bench.workloads import Job, Request, draw_tokens, warm_up
@@ -143,5 +143,4 @@ def format_tiers(results: Mapping[str, Any]) -> str:
             same = [run["same_requests"] for run in runs_of(results, chats, name) if "same_requests" in run]
             rows.append([*row, "/".join(str(sum(pair)) for pair in zip(*same, strict=True))])
     head = ["", "below the pool", "TTFT ms", "tok/s", "cached", "TTFT ms after", "tok/s", "cached", "×", "same answers"]
-    parts = [heading(results), model_title(results["model"]), table(head, rows), "\n".join(failures(results)), LEGEND]
-    return "\n\n".join(part for part in parts if part)
+    return page(results, table(head, rows), legend=LEGEND)
