@@ -69,16 +69,6 @@ def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
     run(test)
 
 
-def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., Path]) -> None:
-    async def test() -> None:
-        async with AsyncEngine(checkpoint(), max_total_tokens=64) as front:
-            assert (await front.generate([1, 2], GREEDY)).prompt is None
-            with pytest.raises(ValueError, match="chat: this model has no tokenizer"):
-                await front.chat(CHAT)
-
-    run(test)
-
-
 def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:
     llm = LLM(  # type: ignore[call-arg]
         model_path=checkpoint(),
