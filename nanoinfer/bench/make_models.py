@@ -142,7 +142,7 @@ def make_gguf(checkpoint: Path) -> Path:
 
 def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
     """Tokens and merges from `tokenizer.json`. A model's name tells llama.cpp how text is split before that."""
-    from gguf import TokenType
+    from gguf import SpecialVocab, TokenType
 
     file = checkpoint / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"model": {}}
@@ -157,16 +157,11 @@ def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> No
     kinds_of = dict.fromkeys(names, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
     tokens = [names.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
     types = [kinds_of.get(number, TokenType.UNUSED) for number in range(config["vocab_size"])]
-    merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
-    begins = (tokenizer.get("post_processor") or {}).get("type") == "TemplateProcessing"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("starcoder" if "Digits" in kinds else "gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(begins)
+    SpecialVocab(checkpoint, load_merges=True).add_to_gguf(writer)
 
 
 def quantize_gguf(checkpoint: Path, weights: str) -> None:

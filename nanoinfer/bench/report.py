@@ -85,12 +85,11 @@ def details_table(model: Results) -> str:
             mine, theirs = (by_round(model, workload, each or "", measure.key) for each in (ours, name))
             ratios = [advantage(mine[number], theirs[number], measure) for number in mine if number in theirs]
             tpot = by_round(model, workload, name, "tpot_ms").values()
-            same = [run["same_requests"] for run in runs_of(model, workload, name) if "same_requests" in run]
             row = [f"{workload}, {measure.label}", name, cell(model, workload, name, measure.key)]
             row += ["" if ours in (None, name) else ratio_cell(ratios), cell(model, workload, name, "ttft_s", 1000)]
             row += [number_cell(median(each[p] for each in tpot)) if tpot else "" for p in ("p50", "p99")]
             row += [cell(model, workload, name, key) for key in ("peak_memory_mb", "cached_tokens")]
-            rows.append([*row, "/".join(str(sum(pair)) for pair in zip(*same, strict=True))])
+            rows.append([*row, same_cell(model, workload, name)])
     head = ["workload", "engine", "main figure", "nanoinfer is faster", "TTFT ms", "TPOT p50 ms", "p99 ms"]
     return table([*head, "peak MB", "cached", "same tokens"], rows)
 
@@ -104,6 +103,12 @@ def cell(model: Results, workload: str, engine: str, key: str, factor: float = 1
         return "failed" if failed else "–"
     text = number_cell(median(values.values()) * factor)
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
+
+
+def same_cell(model: Results, workload: str, engine: str) -> str:
+    """How many requests, of how many, had nanoinfer's tokens."""
+    same = [run["same_requests"] for run in runs_of(model, workload, engine) if "same_requests" in run]
+    return "/".join(str(sum(pair)) for pair in zip(*same, strict=True))
 
 
 def failures(results: Results) -> list[str]:

@@ -186,5 +186,12 @@ def _grammar_option(args: argparse.Namespace, name: str) -> str:
     return f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
 
 
+def check_folders(*files: str | None) -> None:
+    """ValueError for a file in a folder that is not there, before anything is computed."""
+    for file in files:
+        if file and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"{file}: there is no folder {Path(file).absolute().parent}")
+
+
 def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
