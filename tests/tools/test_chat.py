@@ -70,16 +70,8 @@ def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
 
 
 def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:
-    llm = LLM(  # type: ignore[call-arg]
-        model_path=checkpoint(),
-        max_model_len=64,
-        seed=3,
-        max_num_seqs=2,
-        block_size=4,
-        dtype="auto",
-        tensor_parallel_size=1,
-        max_total_tokens=128,
-    )
+    named: dict[str, Any] = {"max_model_len": 64, "seed": 3, "max_num_seqs": 2, "block_size": 4, "dtype": "auto"}
+    llm = LLM(model_path=checkpoint(), max_total_tokens=128, **named)  # type: ignore[call-arg]
     config = llm.config
     assert (config.max_context_len, config.random_seed, config.max_running_requests, config.page_size) == (64, 3, 2, 4)
     assert llm.model.dtype == LLM(checkpoint(), max_total_tokens=64).model.dtype

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from nanoinfer.bench.engines import parse_engine
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.processes import EngineFailure
 from nanoinfer.bench.report import advantage, against_best, failures, format_results, main_table, main_tables
 from nanoinfer.bench.results import continued, keeper, new_results
-from nanoinfer.bench.session import reported, summary
+from nanoinfer.bench.session import summary
 from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, Request
 from nanoinfer.cli.main import main
 from tests.helpers.fake_sessions import fake_model, fake_session, fake_settings
@@ -66,8 +64,6 @@ def test_what_is_recorded_names_no_folders_of_this_machine(
     (engine,) = fake_session(path, ["single"], 1, absent={"refuse": True})["models"][0]["engines"]
     assert engine["error"].startswith(f"FileNotFoundError: {path.name}.fake")
     assert f"{path}.fake" in capsys.readouterr().err, "printed in full while it runs"
-    message = reported(parse_engine("vllm"), EngineFailure('File "/a/b/d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'))
-    assert message == 'File "d.py", line 3: https://x.org/a/b ./c/d a/b 1/2'
     argv = ["--model", "/data/models/small-float32", "models/mid", "--compare", "vllm=/x/bin/python"]
     monkeypatch.setattr("sys.argv", ["nanoinfer", "bench", *argv])
     command = new_results(1, fake_settings({}).as_dict())["command"]

@@ -158,12 +158,8 @@ def test_an_error_is_one_line_and_exit_code_2(
 
 def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
-    schema.write_text(
-        '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "maxProperties": 1}'
-    )
+    schema.write_text('{"enum": [{"a": true}, {"a": false}]}')
     grammar.write_text('start: "(" start ")" | "!"')
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe")
     for options, pattern in (
         (["--json-schema", str(schema)], r'\{"a":(true|false)\}'),
         (["--grammar", str(grammar)], r"\(*!\)*"),
@@ -174,10 +170,8 @@ def test_generate_allows_only_what_a_grammar_allows(tmp_path: Path, capsys: pyte
         assert re.fullmatch(f"A user:({pattern})\n", capsys.readouterr().out)
     for options, message in (
         (["--regex", "("], "error: --regex: "),
-        (["--regex", "a", "--choice", "b"], "regex and choice"),
         (["--json-schema", str(tmp_path / "none")], str(tmp_path / "none")),
         (["--json-schema", str(grammar)], f"error: --json-schema {grammar}: "),
-        (["--grammar", str(binary)], f"error: --grammar {binary}: "),
     ):
         assert main(["generate", "A user:", *options]) == 2
         assert message in capsys.readouterr().err

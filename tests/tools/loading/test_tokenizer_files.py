@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
-from transformers.models.auto import tokenization_auto
 
 from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.model.families import find_family
@@ -111,28 +110,6 @@ def test_a_tokenizer_in_mistrals_own_format_is_called_so(tmp_path: Path) -> None
     path = story_files(tmp_path / "tekken", tokenizer__json=None, tokenizer_config__json=None, tekken__json=b"{}")
     with pytest.raises(UnsupportedModelError, match=r"tekken/tekken\.json: is a tokenizer in Mistral's own"):
         LLM(path)
-
-
-@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways
-def test_a_tokenizer_json_goes_before_mistrals_own_format(
-    tokenizer_class: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would depend on whether mistral-common is installed which tokenizer and chat template there are."""
-    asked = []
-
-    def use_mistral_format(*_: object, mistral_format: bool | None = None, **__: object) -> bool:
-        asked.append(mistral_format)
-        return False
-
-    monkeypatch.setattr(tokenization_auto, "_use_mistral_format", use_mistral_format)
-    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
-    path = story_files(tmp_path / "both", tekken__json=b"{}")
-    say(path / "config.json", model_type="mistral")
-    say(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert asked == [False]
-    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
 
 
 def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:
