@@ -165,10 +165,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The SamplingParams that the options ask for."""
     given = _given(args, (field.name for field in fields(SamplingParams)))
     for name in [name for name in FROM_FILES if name in given]:
-        try:
-            given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{_grammar_option(args, name)}: is not UTF-8 text: {error}") from error
+        given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
     return SamplingParams(**given)
 
 
@@ -178,12 +175,8 @@ def check_grammar(llm: "LLM", args: argparse.Namespace, params: SamplingParams) 
         llm.engine.grammars.prepare(params)
     except ValueError as error:
         name = next(name for name, text in params.grammar_texts if text is not None)
-        raise ValueError(f"{_grammar_option(args, name)}: {error.__cause__ or error}") from error
-
-
-def _grammar_option(args: argparse.Namespace, name: str) -> str:
-    """An option of GRAMMARS as it was given, such as `--json-schema FILE`."""
-    return f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
+        option = f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
+        raise ValueError(f"{option}: {error.__cause__ or error}") from error
 
 
 def check_folders(*files: str | None) -> None:
