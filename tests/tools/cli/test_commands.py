@@ -52,7 +52,9 @@ def test_standard_input_that_is_not_utf_8_is_called_so(
     assert (code, out, "UTF-8" in err) == (2, "", True)
 
 
-@pytest.mark.parametrize("argv", [["generate", "One day"], ["chat"], ["trace", "One day"]])
+@pytest.mark.parametrize(
+    "argv", [["generate", "x"], ["chat"], ["trace", "x"], ["demo"], ["demo", "adapters"], ["demo", "paged"]]
+)
 def test_a_model_without_tokenizer_files_is_named(
     argv: list[str], checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +140,10 @@ def test_trace_tells_and_writes_a_run(capsys: pytest.CaptureFixture[str], tmp_pa
         (["trace", "x", "--out", "run.txt"], "run.txt"),
         (["trace", "x", "--out", "no-such-folder/run.html"], "no-such-folder"),
         (["surf"], "surf"),
+        (["demo", "pages"], "pages"),
+        (["demo", "--steps", "3"], "--steps"),
+        (["demo", "paged", "--steps", "0"], "--steps 0"),
+        (["demo", "paged", "--block-size", "0"], "page_size=0"),
         (["generate", "x", "--top-k", "many"], "--top-k"),
         (["generate", "x", "--temperature", "nan"], "temperature=nan"),
         (["generate", "x", "--model", "nowhere"], "nowhere"),
