@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure, Worker
-from nanoinfer.bench.report import by_round, cell, failures, heading, model_title, ratio_cell, table
+from nanoinfer.bench.report import by_round, cell, page, ratio_cell, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds, reported, summary
 from nanoinfer.bench.workloads import NUM_REQUESTS, Job, Workload
@@ -116,8 +116,7 @@ def format_adapters(results: Mapping[str, Any]) -> str:
             row += [ratio_cell(ratios) if batch != base else "", cell(results, batch, name, "output_tok_s")]
         rows.append(row)
     head = [f"{NUM_REQUESTS} requests", *(text for name in names for text in (f"{name}, time", "tok/s"))]
-    parts = [heading(results), model_title(results["model"]), table(head, rows), "\n".join(failures(results)), LEGEND]
-    return "\n\n".join(part for part in parts if part)
+    return page(results, table(head, rows), legend=LEGEND)
 
 
 def make_adapters(path: Path, folder: Path, rank: int, count: int, dtype: str, seed: int = 0) -> dict[str, str]:

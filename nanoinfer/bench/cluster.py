@@ -17,7 +17,7 @@ from typing import Any
 from nanoinfer.bench import load
 from nanoinfer.bench.engines import EngineSpec
 from nanoinfer.bench.processes import free_port
-from nanoinfer.bench.report import failures, heading, runs_of, table
+from nanoinfer.bench.report import page, runs_of, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
 from nanoinfer.cluster.costs import PassCosts
@@ -25,9 +25,6 @@ from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 
-POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # by the name in tables
-    name: (name, {}) for name in ("round-robin", "least-loaded", "prefix-hash", "prefix")
-}
 HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")
 FIRST_TOKEN, LAST_TOKEN = 10, 1999  # ordinary tokens of the bundled model, and of every larger vocabulary
 
@@ -224,14 +221,13 @@ def measure_cluster(
     port = free_port()
 
     def one_run(number: int, setup: Setup, policy: EngineSpec) -> dict[str, Any]:
-        name, options = POLICIES[policy.name]
         # Ray's router remembers the replicas of the last cluster of a name, and sends requests to them: each has its own.
         own: dict[str, Any] = {
             "name": f"{setup.name}-{policy.name}-{number}",
             "cpus_per_replica": 0.1,
             "drain_timeout_s": 10.0,
         }
-        cluster = ClusterSettings(setup.replica, setup.replicas, policy=name, policy_options=options, **own)
+        cluster = ClusterSettings(setup.replica, setup.replicas, policy=policy.name, **own)
         deploy(cluster)
         try:
             return {name: cell(setup, make(setup.size, settings.seed + number)) for name, make in WORKLOADS.items()}
@@ -269,7 +265,7 @@ def format_cluster(results: Mapping[str, Any]) -> str:
                 row += [_spread([each["output_tokens_per_second"] for each in cells]), str(len(cells))]
                 row += [str(sum(each[name] for each in cells)) for name in ("wrong", "failed")]
             rows.append([*row, *[""] * (len(HEAD) - len(row))])
-    return "\n\n".join([heading(results), table(HEAD, rows), *failures(results)])
+    return page(results, table(HEAD, rows), legend="")
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.bench.texts import MAKERS, text_workload
+from nanoinfer.bench.workloads import WORKLOADS
+
 if TYPE_CHECKING:
     from nanoinfer.bench.session import Settings
 
-# For help without torch.
-WORKLOAD_NAMES = ("offline", "shared", "shared-cached", "single", "prefill", "staggered")
-TEXT_NAMES = ("copying", "again", "json", "stories")
-SETUPS = ("threads", "sleep")
+SETUPS = ("threads", "sleep")  # of bench.cluster, which loads torch: help does without
 POLICY_NAMES = ("round-robin", "least-loaded", "prefix-hash", "prefix")
 
 
@@ -30,9 +30,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--model": {"default": "story", "help": "bundled name, checkpoint directory or Hub name (default: story)"},
     "--workloads": {
         "nargs": "+",
-        "default": [*WORKLOAD_NAMES],
+        "default": [*WORKLOADS],
         "metavar": "NAME",
-        "help": f"any of {', '.join(WORKLOAD_NAMES)} (default: these); or of {', '.join(TEXT_NAMES)}, with so many "
+        "help": f"any of {', '.join(WORKLOADS)} (default: these); or of {', '.join(MAKERS)}, with so many "
         "requests at a time: copying@4",
     },
     "--dtype": {"choices": ["float32", "bfloat16"], "help": "default: the checkpoint's"},
@@ -125,23 +125,21 @@ def _begun(args: argparse.Namespace, fresh: dict[str, Any]) -> tuple[dict[str, A
 
 def _run(args: argparse.Namespace) -> None:
     """run all workloads on nanoinfer and the engines to compare it with"""
-    from nanoinfer.bench.engines import parse_engines
+    from nanoinfer.bench.engines import parse_all, parse_engine
     from nanoinfer.bench.machine import Checkpoint
     from nanoinfer.bench.report import format_results
     from nanoinfer.bench.results import RUN_FORMAT, new_results
     from nanoinfer.bench.session import measure_model
-    from nanoinfer.bench.texts import text_workload
-    from nanoinfer.bench.workloads import WORKLOADS
     from nanoinfer.model.loader import resolve_model_path
 
     workloads = []
     for name in dict.fromkeys(args.workloads):
         workload = WORKLOADS.get(name) or text_workload(name)
         if workload is None:
-            names = ", ".join((*WORKLOADS, *(f"{each}@N" for each in TEXT_NAMES)))
+            names = ", ".join((*WORKLOADS, *(f"{each}@N" for each in MAKERS)))
             raise ValueError(f"--workloads {name}: must be one of {names}")
         workloads.append(workload)
-    engines = parse_engines(args.compare)
+    engines = parse_all(args.compare, parse_engine)
     if args.device != "cpu":
         engines = [each.with_options(device=args.device) for each in engines]
     settings = _settings(args, engines)
@@ -171,11 +169,12 @@ def _table(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     """put servers under load, and see them from their clients: time to the first token, throughput"""
+    from nanoinfer.bench.engines import parse_all
     from nanoinfer.bench.load import Lengths
     from nanoinfer.bench.serve import Goodput, Loads, format_serve, measure_serve, start_results
-    from nanoinfer.bench.servers import parse_servers
+    from nanoinfer.bench.servers import parse_server
 
-    settings, path = _settings(args, parse_servers(args.compare)), _path(args)
+    settings, path = _settings(args, parse_all(args.compare, parse_server)), _path(args)
     goodput = Goodput(args.ttft_ms, args.tpot_ms)
     loads = Loads(args.concurrency, args.rates, args.seconds, Lengths(new_tokens=args.new_tokens), goodput)
     results, keep = _begun(args, start_results(path, loads, settings))
@@ -197,10 +196,10 @@ def _quality(args: argparse.Namespace) -> None:
 def _adapters(args: argparse.Namespace) -> None:
     """serve a batch with the base model and with one or many LoRA adapters: what they cost"""
     from nanoinfer.bench.adapters import format_adapters, measure_adapters
-    from nanoinfer.bench.engines import parse_engines
+    from nanoinfer.bench.engines import parse_all, parse_engine
     from nanoinfer.bench.results import keeper
 
-    settings = _settings(args, parse_engines(args.compare))
+    settings = _settings(args, parse_all(args.compare, parse_engine))
     results = measure_adapters(_path(args), args.dtype, settings, args.ranks, args.adapters, keeper(args.json))
     print(format_adapters(results))
 

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,14 @@ def environment(program: str, threads: int, is_ours: bool) -> dict[str, str]:
     return {**env, "PYTHONPATH": os.pathsep.join(paths)} if paths else env
 
 
-def parse_engines(compare: Sequence[str]) -> list[EngineSpec]:
-    """nanoinfer and the engines of `--compare`. ValueError naming what is wrong."""
-    engines = [parse_engine(text) for text in ("nanoinfer", *compare)]
-    names = [engine.name for engine in engines]
+def parse_all(compare: Sequence[str], parse: Callable[[str], Any]) -> list[Any]:
+    """nanoinfer and what `--compare` names, each as `parse` reads it. ValueError naming what is wrong."""
+    specs = [parse(text) for text in ("nanoinfer", *compare)]
+    names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"--compare {name}: given twice (nanoinfer itself is always measured)")
-    return engines
+    return specs
 
 
 def parse_engine(text: str) -> EngineSpec:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from nanoinfer.model.weights import checkpoint_dtype
+
 
 def describe_machine() -> dict[str, Any]:
     """Processor, number of cores this process may use, memory in GiB, operating system, Python."""
@@ -67,25 +69,20 @@ class Checkpoint:
     def read(cls, path: Path) -> "Checkpoint":
         """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
         config = json.loads((path / "config.json").read_text())
-        tensors = dict[str, tuple[str, int]]()  # dtype and number of elements
+        sizes = dict[str, int]()
         for file in path.glob("*.safetensors"):
             with safe_open(file, "pt") as stored:
-                for name in stored.keys():  # noqa: SIM118 - it is no mapping
-                    part = stored.get_slice(name)
-                    tensors[name] = part.get_dtype(), prod(part.get_shape())
-        if not tensors:
-            raise ValueError(f"{path}: has no *.safetensors")
+                sizes |= {name: prod(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
         if config.get("tie_word_embeddings", False):
-            tensors.pop("lm_head.weight", None)  # some checkpoints store it again
-        kinds = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-        dtype = kinds.get(min(kind for kind, _ in tensors.values()), "float32")
+            sizes.pop("lm_head.weight", None)  # some checkpoints store it again
+        dtype = config.get("dtype") or config.get("torch_dtype") or str(checkpoint_dtype(path)).removeprefix("torch.")
         folder = path.absolute()
         of_hub = folder.parent.name == "snapshots"  # whose downloads' folders are named by a hash
         return cls(
             str(path),
             folder.parent.parent.name.removeprefix("models--").replace("--", "/") if of_hub else folder.name,
-            config.get("dtype") or config.get("torch_dtype") or dtype,
-            sum(size for _, size in tensors.values()),
+            dtype,
+            sum(sizes.values()),
             config["vocab_size"],
             config["max_position_embeddings"],
         )

@@ -16,24 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
-def _shape(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    return {**sizes, "num_key_value_heads": 2, "tie_word_embeddings": tied}
-
-
+SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
 SIZES = {
-    "small": _shape(512, 1536, 8, 8, tied=False),  # 57 M parameters, more than half of them embedding and head
-    "mid": _shape(896, 4864, 24, 14, tied=True),  # 386 M: Qwen2.5-0.5B's shape with a vocabulary of 32,000
+    "small": (512, 1536, 8, 8, False),  # 57 M parameters, more than half of them embedding and head
+    "mid": (896, 4864, 24, 14, True),  # 386 M: Qwen2.5-0.5B's shape with a vocabulary of 32,000
 }
 DTYPES = ("float32", "bfloat16")
 FIELDS = {
     "vocab_size": 32000,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -56,7 +47,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
         raise ValueError(
             f"{folder}: its name must be SIZE-DTYPE with a size of {', '.join(SIZES)} and a dtype of {', '.join(DTYPES)}"
         )
-    fields: dict[str, Any] = {**FIELDS, **SIZES[size], **changes}
+    fields: dict[str, Any] = {**FIELDS, **dict(zip(SHAPE, SIZES[size], strict=True)), **changes}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**fields))
     model = model.to_empty(device="cpu").to(torch.bfloat16)
@@ -102,22 +93,6 @@ def _make_tokenizer(folder: Path, vocab_size: int) -> None:
     ).save_pretrained(folder)
 
 
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
 def make_gguf(checkpoint: Path) -> Path:
     """Write `CHECKPOINT.gguf` for llama.cpp: Llama's tensors in the checkpoint's dtype, and the vocabulary if the tokenizer
     is a byte-level BPE (else none, so that it takes only token ids); returns its path.
@@ -148,15 +123,11 @@ def make_gguf(checkpoint: Path) -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     _add_vocabulary(writer, checkpoint, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weights in _tensors(checkpoint):
-        stem = name.removesuffix(".weight")
-        if stem.startswith("model.layers."):
-            _, _, layer, part = stem.split(".", 3)
-            new_name = f"blk.{layer}.{GGUF_NAMES[part]}.weight"
-        else:
-            part, new_name = stem, f"{GGUF_NAMES[stem]}.weight"
-        if part in ("self_attn.q_proj", "self_attn.k_proj"):
-            weights = pairs_as_neighbours(weights, heads if part == "self_attn.q_proj" else kv_heads)
+        new_name = names.get_name(name, try_suffixes=(".weight",))
+        if "self_attn.q_proj" in name or "self_attn.k_proj" in name:
+            weights = pairs_as_neighbours(weights, heads if "q_proj" in name else kv_heads)
         array = weights.contiguous().numpy()
         if array.ndim == 1:
             writer.add_tensor(new_name, array)
@@ -171,7 +142,7 @@ def make_gguf(checkpoint: Path) -> Path:
 
 def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
     """Tokens and merges from `tokenizer.json`. A model's name tells llama.cpp how text is split before that."""
-    from gguf import TokenType
+    from gguf import SpecialVocab, TokenType
 
     file = checkpoint / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"model": {}}
@@ -186,16 +157,11 @@ def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> No
     kinds_of = dict.fromkeys(names, TokenType.NORMAL) | dict.fromkeys(special, TokenType.CONTROL)
     tokens = [names.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
     types = [kinds_of.get(number, TokenType.UNUSED) for number in range(config["vocab_size"])]
-    merges = [each if isinstance(each, str) else " ".join(each) for each in tokenizer["model"]["merges"]]
-    begins = (tokenizer.get("post_processor") or {}).get("type") == "TemplateProcessing"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("starcoder" if "Digits" in kinds else "gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_add_bos_token(begins)
+    SpecialVocab(checkpoint, load_merges=True).add_to_gguf(writer)
 
 
 def quantize_gguf(checkpoint: Path, weights: str) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -11,8 +12,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from threading import Event, Timer
-from types import TracebackType
 from typing import Any, Self
 
 LAST_LINES = 5
@@ -80,9 +79,7 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _failure(self, reason: str | None = None) -> EngineFailure:
@@ -125,20 +122,11 @@ class Worker(Child):
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        is_late = Event()
-
-        def end() -> None:
-            is_late.set()
-            self._signal(signal.SIGKILL)
-
-        limit = Timer(self.timeout, end)
-        limit.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            limit.cancel()
-        if not line:
-            raise self._failure(f"no answer for {self.timeout:g} s" if is_late.is_set() else None)
+        ready, _, _ = select.select([self._process.stdout], [], [], self.timeout)
+        if not ready:
+            raise self._failure(f"no answer for {self.timeout:g} s")
+        if not (line := self._process.stdout.readline()):
+            raise self._failure()
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineFailure(answer["error"])

@@ -20,8 +20,15 @@ def format_results(results: Results) -> str:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
         parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
         described.update(lengths)
-        parts += [remarks(model), details_table(model)]
+        parts += ["\n".join(failures(model)), details_table(model)]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
+
+
+def page(results: Results, *parts: str, legend: str) -> str:
+    """The machine and the model, `parts`, what failed, and the legend."""
+    title = model_title(results["model"]) if "model" in results else ""
+    every = [heading(results), title, *parts, "\n".join(failures(results)), legend]
+    return "\n\n".join(part for part in every if part)
 
 
 def heading(results: Results) -> str:
@@ -78,12 +85,11 @@ def details_table(model: Results) -> str:
             mine, theirs = (by_round(model, workload, each or "", measure.key) for each in (ours, name))
             ratios = [advantage(mine[number], theirs[number], measure) for number in mine if number in theirs]
             tpot = by_round(model, workload, name, "tpot_ms").values()
-            same = [run["same_requests"] for run in runs_of(model, workload, name) if "same_requests" in run]
             row = [f"{workload}, {measure.label}", name, cell(model, workload, name, measure.key)]
             row += ["" if ours in (None, name) else ratio_cell(ratios), cell(model, workload, name, "ttft_s", 1000)]
             row += [number_cell(median(each[p] for each in tpot)) if tpot else "" for p in ("p50", "p99")]
             row += [cell(model, workload, name, key) for key in ("peak_memory_mb", "cached_tokens")]
-            rows.append([*row, "/".join(str(sum(pair)) for pair in zip(*same, strict=True))])
+            rows.append([*row, same_cell(model, workload, name)])
     head = ["workload", "engine", "main figure", "nanoinfer is faster", "TTFT ms", "TPOT p50 ms", "p99 ms"]
     return table([*head, "peak MB", "cached", "same tokens"], rows)
 
@@ -99,17 +105,10 @@ def cell(model: Results, workload: str, engine: str, key: str, factor: float = 1
     return f"{text} ({len(values)} of {len(runs)} rounds)" if failed else text
 
 
-def remarks(model: Results) -> str:
-    """Whether nanoinfer's settings agree, and failures."""
-    lines, runs = list[str](), model["runs"]
-    for engine in model["engines"]:
-        name = engine["name"]
-        compared = [run["same_requests"] for run in runs if run["engine"] == name and "same_requests" in run]
-        if engine["ours"] and name != _ours(model, engine.get("weights")) and compared:
-            wrong = sum(same != total for same, total in compared)
-            equal = f"TOKENS DIFFER from nanoinfer's in {wrong}" if wrong else "tokens equal to nanoinfer's in all"
-            lines.append(f"- {name}: {equal} of {len(compared)} runs")
-    return "\n".join([*lines, *failures(model)])
+def same_cell(model: Results, workload: str, engine: str) -> str:
+    """How many requests, of how many, had nanoinfer's tokens."""
+    same = [run["same_requests"] for run in runs_of(model, workload, engine) if "same_requests" in run]
+    return "/".join(str(sum(pair)) for pair in zip(*same, strict=True))
 
 
 def failures(results: Results) -> list[str]:

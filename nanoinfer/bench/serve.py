@@ -24,17 +24,7 @@ from nanoinfer.bench.load import (
 )
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.processes import EngineFailure, ServerProcess, free_port
-from nanoinfer.bench.report import (
-    by_round,
-    cell,
-    failures,
-    heading,
-    model_title,
-    number_cell,
-    ratio_cell,
-    runs_of,
-    table,
-)
+from nanoinfer.bench.report import by_round, cell, number_cell, page, ratio_cell, runs_of, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.servers import MODEL, ServerSpec
 from nanoinfer.bench.session import Settings, measure_rounds, reported
@@ -260,10 +250,8 @@ def format_serve(results: Mapping[str, Any]) -> str:
     cells = Loads(settings["clients"], settings["shares"]).cells
     rows = [_row(results, each, name) for each in cells for name in settings["engines"]]
     wrong = [run for run in results["runs"] if run.get("errors")]
-    errors = [f"- errors: {run['engine']}, {run['workload']}: {run['first_error']}" for run in wrong]
-    lines = "\n".join([*failures(results), *dict.fromkeys(errors)])
-    parts = [heading(results), model_title(results["model"]), about, table(HEAD, rows), lines, LEGEND]
-    return "\n\n".join(part for part in parts if part)
+    errors = dict.fromkeys(f"- errors: {run['engine']}, {run['workload']}: {run['first_error']}" for run in wrong)
+    return page(results, about, table(HEAD, rows), "\n".join(errors), legend=LEGEND)
 
 
 def _row(results: Mapping[str, Any], load: Cell, server: str) -> list[str]:

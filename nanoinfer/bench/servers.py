@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,32 +63,22 @@ class ServerSpec:
 
     def version(self) -> str:
         """The version of what is measured, or "unknown"."""
-        if self.kind == "nanoinfer":
-            return source_digest()
         script = "import importlib.metadata as m; print(m.version('vllm'))"
         commands = {"vllm": [self.program, "-I", "-c", script], "llama-server": [self.program, "--version"]}
         if self.kind not in commands:
-            return "unknown"
+            return source_digest() if self.kind == "nanoinfer" else "unknown"
         done = subprocess.run(commands[self.kind], capture_output=True, text=True, timeout=60, check=False)
         return (done.stdout + done.stderr).partition("\n")[0]
 
 
-OURS = ServerSpec("nanoinfer", "nanoinfer")
-
-
-def parse_servers(compare: Sequence[str]) -> list[ServerSpec]:
-    """nanoinfer and the servers of `--compare`: `NAME[:option=value,...][=PROGRAM]`, where NAME is one of SERVERS or
-    `path/to/server.py`, and PROGRAM the Python that runs it, or llama-server's binary. ValueError names what is wrong."""
-    servers = [OURS]
-    for text in compare:
-        name, options, program, label = split_spec(text, SERVERS)
-        if program is None and name == "llama-server":
-            raise ValueError(f"--compare {text}: must say where the binary is: llama-server=PATH")
-        if label in [server.name for server in servers]:
-            raise ValueError(f"--compare {label}: given twice (nanoinfer itself is always measured)")
-        kind = str(Path(name).resolve()) if name.endswith(".py") else name
-        servers.append(ServerSpec(label, kind, program or sys.executable, options))
-    return servers
+def parse_server(text: str) -> ServerSpec:
+    """`NAME[:option=value,...][=PROGRAM]`, where NAME is one of SERVERS or `path/to/server.py`, and PROGRAM the Python that
+    runs it, or llama-server's binary. ValueError names what is wrong."""
+    name, options, program, label = split_spec(text, SERVERS)
+    if program is None and name == "llama-server":
+        raise ValueError(f"--compare {text}: must say where the binary is: llama-server=PATH")
+    kind = str(Path(name).resolve()) if name.endswith(".py") else name
+    return ServerSpec(label, kind, program or sys.executable, options)
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

@@ -97,17 +97,17 @@ def measure_model(
     """All runs of one model in one dtype (None: the checkpoint's), including failed runs, as an entry of `models`.
 
     `earlier`: the entry of a run that was stopped; its rounds are not measured again. `keep` is called with the entry after
-    every workload of every round. ValueError if the checkpoint or an engine's version is another than in `earlier`.
+    every workload of every round. ValueError if an engine's version is another than in `earlier`.
     """
     checkpoint = Checkpoint.read(path)
-    dtype, facts = dtype or checkpoint.dtype, checkpoint.as_dict()
-    for name, value in facts.items():
-        if earlier is not None and name != "dtype" and earlier.get(name) != value:
-            raise ValueError(f"{path}: {name} is {value}, but {earlier.get(name)} where the run is to be continued")
+    dtype = dtype or checkpoint.dtype
     described = {str(each): {"description": each.describe(checkpoint)} for each in workloads}
-    results = {**facts, "dtype": dtype, "workloads": described, "engines": [], "runs": [], **(earlier or {})}
+    fresh = {**checkpoint.as_dict(), "dtype": dtype, "workloads": described, "runs": []}
+    results = {**fresh, "engines": [], **(earlier or {})}
     if len({(run["round"], run["workload"]) for run in results["runs"]}) >= settings.rounds * len(workloads):
         return results
+    versions = {each["name"]: each.get("versions") for each in results["engines"]}
+    results["engines"] = []
     texts = [each for each in workloads if isinstance(each, TextWorkload)]
     writer = LLM(path, dtype=dtype) if texts else None
     if texts:
@@ -122,26 +122,23 @@ def measure_model(
 
     def load(spec: EngineSpec) -> Worker | str:
         """Its process, which has served a few requests; the reason if it fails. Its description goes into `results`."""
-        about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "options": dict(spec.options)}
-        about["weights"] = spec.weights
+        about: dict[str, Any] = {"name": spec.name, "ours": spec.is_ours, "weights": spec.weights}
+        about["options"] = dict(spec.options)
         loaded: Worker | str
         try:
             if spec.file.stem in CONVERTED and dtype != checkpoint.dtype:
                 raise EngineFailure(f"dtype {dtype}: this engine reads a converted file, which is {checkpoint.dtype}")
             loaded = stack.enter_context(spec.start(checkpoint.path, dtype, settings.threads, settings.timeout))
             about |= loaded.about
-            learning = (
-                [make_job(each, -1) for each in texts] if spec.is_ours else []
-            )  # what drafts bring, and passes cost
-            for job in (warm_up(checkpoint), *learning):
-                loaded.ask(asdict(job))
+            loaded.ask(asdict(warm_up(checkpoint)))
+            for each in texts if spec.is_ours else ():  # it learns what drafts bring, and passes cost
+                loaded.ask(asdict(make_job(each, -1)))
         except EngineFailure as failure:
             loaded = about["error"] = reported(spec, failure)
-        before: dict[str, Any] = next((each for each in results["engines"] if each["name"] == spec.name), {})
-        then, now = before.get("versions"), about.get("versions")
+        then, now = versions.get(spec.name), about.get("versions")
         if then and now and then != now:
             raise ValueError(f"--resume: {spec.name} is {now} now, but the earlier rounds ran with {then}")
-        results["engines"] = [each for each in results["engines"] if each is not before] + [about]
+        results["engines"].append(about)
         return loaded
 
     def one_run(number: int, workload: Workload | TextWorkload, spec: EngineSpec) -> dict[str, Any]:

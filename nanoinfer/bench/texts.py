@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.workloads import Job, Request
-from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanoinfer.bench.machine import Checkpoint
+    from nanoinfer.frontends.llm import LLM
 
 NEW_TOKENS = (64, 80, 96, 112)  # one of these: in a server, requests do not end together
 JSON_TOKENS = 96  # enough for each of the schemas
@@ -62,11 +64,11 @@ class TextWorkload:
     def __str__(self) -> str:
         return f"{self.name}@{self.together}"
 
-    def describe(self, checkpoint: Checkpoint) -> str:
+    def describe(self, checkpoint: "Checkpoint") -> str:
         """In words."""
         return f"texts, {self.together} at a time"
 
-    def make_job(self, llm: LLM, seed: int) -> Job:
+    def make_job(self, llm: "LLM", seed: int) -> Job:
         """Its requests for a seed: twice as many as there are at a time, at least 16. `llm` writes what is copied."""
         count = max(2 * self.together, 16)
         requests = MAKERS[self.name](llm, count, Random(f"{self}/{seed}"))
@@ -79,7 +81,7 @@ def text_workload(name: str) -> TextWorkload | None:
     return TextWorkload(found[1], int(found[2])) if found else None
 
 
-def _copying(llm: LLM, count: int, rng: Random) -> list[Request]:
+def _copying(llm: "LLM", count: int, rng: Random) -> list[Request]:
     """In turn: a story that is begun again, a story that is begun again with another name, a list that is begun again."""
     openings = [_opening(rng) for _ in range(count)]
     prompts = [_ids(llm, text) for text, _ in openings]
@@ -94,7 +96,7 @@ def _copying(llm: LLM, count: int, rng: Random) -> list[Request]:
     return requests
 
 
-def _json(llm: LLM, count: int, rng: Random) -> list[Request]:
+def _json(llm: "LLM", count: int, rng: Random) -> list[Request]:
     """The schemas in turn."""
     requests = []
     for i in range(count):
@@ -104,12 +106,12 @@ def _json(llm: LLM, count: int, rng: Random) -> list[Request]:
     return requests
 
 
-def _stories(llm: LLM, count: int, rng: Random) -> list[Request]:
+def _stories(llm: "LLM", count: int, rng: Random) -> list[Request]:
     openings = [_ids(llm, _opening(rng)[0]) for _ in range(count)]
     return [Request(each, rng.choice(NEW_TOKENS), sampling=_choice(i, rng)) for i, each in enumerate(openings)]
 
 
-MAKERS: dict[str, Callable[[LLM, int, Random], list[Request]]] = {
+MAKERS: dict[str, Callable[["LLM", int, Random], list[Request]]] = {
     "copying": _copying,
     "again": _copying,
     "json": _json,
@@ -117,7 +119,7 @@ MAKERS: dict[str, Callable[[LLM, int, Random], list[Request]]] = {
 }
 
 
-def _ids(llm: LLM, text: str) -> list[int]:
+def _ids(llm: "LLM", text: str) -> list[int]:
     if llm.tokenizer is None:
         raise ValueError(f"{llm.model.name}: has no tokenizer, which these workloads need")
     return llm.tokenizer.encode(text)

@@ -15,7 +15,7 @@ from typing import Any
 
 from nanoinfer.bench.engines import EngineSpec, parse_engine
 from nanoinfer.bench.machine import Checkpoint
-from nanoinfer.bench.report import by_round, failures, heading, model_title, number_cell, ratio_cell, runs_of, table
+from nanoinfer.bench.report import by_round, number_cell, page, ratio_cell, same_cell, table
 from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
 from nanoinfer.bench.workloads import Job, Request, draw_tokens, warm_up
@@ -140,8 +140,6 @@ def format_tiers(results: Mapping[str, Any]) -> str:
                 row.append(f"{median(values.values()):.0%}" if "cached" in key and values else text)
             after = by_round(results, chats, name, "ttft_s_after")
             row.append(ratio_cell([after[number] / base[number] for number in after if number in base]))
-            same = [run["same_requests"] for run in runs_of(results, chats, name) if "same_requests" in run]
-            rows.append([*row, "/".join(str(sum(pair)) for pair in zip(*same, strict=True))])
+            rows.append([*row, same_cell(results, chats, name)])
     head = ["", "below the pool", "TTFT ms", "tok/s", "cached", "TTFT ms after", "tok/s", "cached", "×", "same answers"]
-    parts = [heading(results), model_title(results["model"]), table(head, rows), "\n".join(failures(results)), LEGEND]
-    return "\n\n".join(part for part in parts if part)
+    return page(results, table(head, rows), legend=LEGEND)

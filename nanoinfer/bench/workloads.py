@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanoinfer.bench.machine import Checkpoint
+if TYPE_CHECKING:
+    from nanoinfer.bench.machine import Checkpoint
 
 Lengths = list[tuple[int, int]]  # per request: prompt tokens after the shared ones, tokens to generate
 
@@ -85,7 +86,7 @@ class Workload:
         lengths = [(max(1, int(prompt * factor)), max(1, int(new * factor))) for prompt, new in lengths]
         return int(shared * factor), lengths, True
 
-    def describe(self, checkpoint: Checkpoint) -> str:
+    def describe(self, checkpoint: "Checkpoint") -> str:
         """Its lengths with this model's context, in words."""
         shared, lengths, scaled = self.shape(checkpoint.context_len)
         prompts, outputs = ([pair[i] for pair in lengths] for i in (0, 1))
@@ -96,7 +97,7 @@ class Workload:
         scaling = f" (reduced to fit a context of {checkpoint.context_len} tokens)" if scaled else ""
         return f"{len(lengths)} x {common}{_span(prompts)} in, {_span(outputs)} out{arrivals}{cached}{scaling}"
 
-    def make_job(self, checkpoint: Checkpoint, seed: int) -> Job:
+    def make_job(self, checkpoint: "Checkpoint", seed: int) -> Job:
         """Make the requests. `seed` decides only the token ids."""
         shared, lengths, _ = self.shape(checkpoint.context_len)
         ids, arrivals = Random(f"{self.name}/{seed}"), Random(f"{self.name}/arrivals")
@@ -129,7 +130,7 @@ WORKLOADS = {
 WARM_UP = (64, 100, 300)  # tokens of prompts
 
 
-def warm_up(checkpoint: Checkpoint) -> Job:
+def warm_up(checkpoint: "Checkpoint") -> Job:
     """A few short requests, so that first passes and compilation are not measured."""
     ids = Random("warm up")
     prompts = [draw_tokens(ids, min(prompt, checkpoint.context_len - 8), checkpoint.vocab_size) for prompt in WARM_UP]

@@ -98,7 +98,10 @@ def adapters(args: argparse.Namespace) -> None:
     params = SamplingParams(max_new_tokens=72, temperature=0.0, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False, adapter=of_each)
     rows = [
-        (i, name or "base", each.prompt_tokens, each.cached_tokens, _after_opening(prompt, each.text))
+        (
+            *(i, name or "base", each.prompt_tokens, each.cached_tokens),
+            f"...{prompt.removeprefix(FOX)} {styled(' '.join(each.text.split()), 'cyan')} ...",
+        )
         for i, (name, prompt, each) in enumerate(zip(of_each, prompts, outputs, strict=True))
     ]
     print(table(("", "adapter", "prompt", "cached", "what was written"), rows, left=(0, 1, 4)))
@@ -120,10 +123,6 @@ def sessions(args: argparse.Namespace) -> None:
 def title(text: str) -> None:
     """Print a line in bold."""
     print(styled("\n" * text.startswith("\n") + filled(text.lstrip(), room()), "bold"))
-
-
-def _after_opening(prompt: str, text: str) -> str:
-    return f"...{prompt.removeprefix(FOX)} {styled(' '.join(text.split()), 'cyan')} ..."
 
 
 def _first_token_times(engine: Engine, prompts: list[list[int]]) -> list[float]:

@@ -165,10 +165,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The SamplingParams that the options ask for."""
     given = _given(args, (field.name for field in fields(SamplingParams)))
     for name in [name for name in FROM_FILES if name in given]:
-        try:
-            given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{_grammar_option(args, name)}: is not UTF-8 text: {error}") from error
+        given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
     return SamplingParams(**given)
 
 
@@ -177,12 +174,16 @@ def check_grammar(llm: "LLM", args: argparse.Namespace, params: SamplingParams) 
     try:
         llm.engine.grammars.prepare(params)
     except ValueError as error:
-        raise ValueError(f"{_grammar_option(args, params.grammar_field or '')}: {error.__cause__ or error}") from error
+        name = params.grammar_field or ""
+        option = f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
+        raise ValueError(f"{option}: {error.__cause__ or error}") from error
 
 
-def _grammar_option(args: argparse.Namespace, name: str) -> str:
-    """An option of GRAMMARS as it was given, such as `--json-schema FILE`."""
-    return f"--{name.replace('_', '-')}" + (f" {getattr(args, name)}" if name in FROM_FILES else "")
+def check_folders(*files: str | None) -> None:
+    """ValueError for a file in a folder that is not there, before anything is computed."""
+    for file in files:
+        if file and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"{file}: there is no folder {Path(file).absolute().parent}")
 
 
 def _given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.cli.options import check_folders
+
 if TYPE_CHECKING:
     from nanoinfer.cluster.costs import PassCosts
     from nanoinfer.config import EngineConfig
@@ -73,9 +75,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.what}: needs --out FILE")
     if args.processes < 1:
         raise ValueError(f"--processes {args.processes}: must be at least 1")
-    for path in (args.out, args.figure):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise ValueError(f"{path}: there is no folder {Path(path).absolute().parent}")
+    check_folders(args.out, args.figure)
     if args.figure:
         import matplotlib  # noqa: F401 - fails here, before anything is computed, where it is not installed
 

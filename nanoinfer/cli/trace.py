@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.cli.options import load
+from nanoinfer.cli.options import check_folders, load
 from nanoinfer.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> None:
         if path is not None and Path(path).suffix != ending:
             raise ValueError(f"{path}: must end in {ending}")
     written = [path for path in (args.json, args.perfetto, args.out, args.png) if path is not None]
-    for path in written:
-        if not Path(path).parent.is_dir():
-            raise ValueError(f"{path}: there is no folder {Path(path).parent}")
+    check_folders(*written)
     if args.out is not None or args.png is not None:
         import nanoinfer.viz  # noqa: F401 - fails here, before anything is computed, where matplotlib is missing
     if args.load is not None:

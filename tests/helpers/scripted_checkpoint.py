@@ -15,18 +15,12 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 
 
-def letters() -> dict[int, str]:
-    """Byte-level BPE's printable letter for each byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in plain]
-    return {b: chr(b) for b in plain} | {b: chr(256 + n) for n, b in enumerate(rest)}
-
-
-LETTERS = letters()
+LETTERS = bytes_to_unicode()  # byte-level BPE's printable letter for each byte
 
 
 def spell(text: str | bytes) -> str:

@@ -9,7 +9,6 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, SamplingParams
 from tests.helpers.async_engines import run
 from tests.helpers.chats import CHAT, PARTS, THINKING
-from tests.helpers.engines import make_engine
 
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
 
@@ -70,40 +69,9 @@ def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
     run(test)
 
 
-def test_a_model_without_tokenizer_says_so_of_a_chat(checkpoint: Callable[..., Path]) -> None:
-    async def test() -> None:
-        async with AsyncEngine(checkpoint(), max_total_tokens=64) as front:
-            assert (await front.generate([1, 2], GREEDY)).prompt is None
-            with pytest.raises(ValueError, match="chat: this model has no tokenizer"):
-                await front.chat(CHAT)
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: AsyncEngine(5), "llm=5"),  # type: ignore[arg-type]
-        (lambda: AsyncEngine(make_engine(), max_queue=5), "max_queue"),
-        (lambda: AsyncEngine("no/such", max_que=5), "max_queue"),
-    ],
-)
-def test_an_async_engine_refuses_by_name_what_it_cannot_be_made_of(make: Callable[[], Any], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        make()
-
-
 def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:
-    llm = LLM(  # type: ignore[call-arg]
-        model_path=checkpoint(),
-        max_model_len=64,
-        seed=3,
-        max_num_seqs=2,
-        block_size=4,
-        dtype="auto",
-        tensor_parallel_size=1,
-        max_total_tokens=128,
-    )
+    named: dict[str, Any] = {"max_model_len": 64, "seed": 3, "max_num_seqs": 2, "block_size": 4, "dtype": "auto"}
+    llm = LLM(model_path=checkpoint(), max_total_tokens=128, **named)  # type: ignore[call-arg]
     config = llm.config
     assert (config.max_context_len, config.random_seed, config.max_running_requests, config.page_size) == (64, 3, 2, 4)
     assert llm.model.dtype == LLM(checkpoint(), max_total_tokens=64).model.dtype

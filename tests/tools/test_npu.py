@@ -17,52 +17,19 @@ from tests.helpers.advance_step import example, lists, loop, speculative_example
 from tests.helpers.paged import Caller
 
 
-@pytest.fixture
-def no_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_npu_it_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_npu", None)
-
-
-@pytest.fixture
-def fake_npu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """torch_npu as it shows itself on a machine with two NPUs."""
-    npu = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2)
-    monkeypatch.setattr(torch, "npu", npu, raising=False)
-    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
-    return npu
-
-
-def test_without_torch_npu_it_is_said_to_be_missing(no_torch_npu: None) -> None:
-    for device in ("npu", "npu:0"):
-        with pytest.raises(ValueError, match=f"device='{device}': torch_npu is not installed"):
-            resolve_device(device)
     with pytest.raises(ImportError, match="torch_npu is not installed"):
         import_torch_npu()
     with pytest.raises(ValueError, match="torch_npu is not installed"):
         LLM("story", device="npu")
 
 
-def test_without_a_device_that_is_said(fake_npu: SimpleNamespace) -> None:
-    fake_npu.is_available = lambda: False
+def test_without_a_device_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: False), raising=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     with pytest.raises(ValueError, match="device='npu': torch_npu finds no NPU"):
         resolve_device("npu")
-
-
-def test_with_everything_there_it_is_picked(fake_npu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = []
-
-    def device(name: object) -> SimpleNamespace:  # torch itself knows the name only with the real torch_npu
-        chosen.append(name)
-        kind, _, index = str(name).partition(":")
-        return SimpleNamespace(type=kind, index=int(index) if index else None)
-
-    monkeypatch.setattr(torch, "device", device)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("npu").type == "npu"
-    assert resolve_device("npu:1").index == 1
-    assert resolve_device("auto").type == "npu"
-    with pytest.raises(ValueError, match="device='npu:2'"):
-        resolve_device("npu:2")
-    assert chosen == ["npu", "npu:1", "npu", "npu:2"]
 
 
 # --- the operator ------------------------------------------------------------------------------------------------
@@ -109,13 +76,6 @@ def run_on_an_npu(arguments: dict[str, Any], formula: str = "by_row") -> None:
     positional = [arguments[name] for name in names[:9]]
     on_an_npu(*positional, **{name: arguments.get(name) for name in names[9:11]}, formula=formula)
     assert lists(arguments) == {**before, **loop(before, formula)}
-
-
-def test_the_devices_operator_without_speculation_computes_another_slot(calls: list[dict[str, Any]]) -> None:
-    """Which is why it is not used: each query after the first gets a slot in a block that may be another's."""
-    arguments = example()
-    import_torch_npu().npu_advance_step_flashattn(*arguments.values())
-    assert arguments["slot_mapping"].tolist() == [23, 16, -1, -1]
 
 
 def test_on_an_npu_slots_are_by_row_whatever_the_devices_operator_computes(calls: list[dict[str, Any]]) -> None:

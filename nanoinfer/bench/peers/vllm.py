@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what max_lora_rank may be
-
 
 class Peer:
     """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default. With `weights=int8` and `int4`, it
@@ -44,8 +42,7 @@ class Peer:
             from vllm.lora.request import LoRARequest
 
             ranks = [json.loads((Path(path) / "adapter_config.json").read_text())["r"] for path in adapters.values()]
-            room = next((size for size in LORA_RANKS if size >= max(ranks)), max(ranks))
-            settings = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": room, **settings}
+            settings = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(ranks), **settings}
             numbered = enumerate(adapters.items(), start=1)
             self._adapters = {name: LoRARequest(name, number, path) for number, (name, path) in numbered}
         self.engine = vllm.LLM(

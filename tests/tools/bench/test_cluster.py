@@ -6,9 +6,7 @@ from random import Random
 
 import pytest
 
-from nanoinfer.bench import command
 from nanoinfer.bench.cluster import (
-    POLICIES,
     SLEEPING_VOCABULARY,
     Size,
     burst,
@@ -20,7 +18,9 @@ from nanoinfer.bench.cluster import (
     setups,
     start_results,
 )
+from nanoinfer.bench.command import POLICY_NAMES, SETUPS
 from nanoinfer.bench.load import Exchange
+from nanoinfer.cluster.policies import POLICIES
 from nanoinfer.frontends.llm import LLM
 from nanoinfer.requests.sampling_params import SamplingParams
 from tests.helpers.fake_sessions import fake_settings
@@ -100,7 +100,7 @@ def test_what_one_engine_answers_is_what_cells_are_compared_with() -> None:
 
 
 def test_sessions_are_held_over_http_and_each_turn_has_the_answers_before_it() -> None:
-    assert tuple(POLICIES) == command.POLICY_NAMES
+    assert (POLICIES, tuple(setups("story"))) == (POLICY_NAMES, SETUPS)
     llm = LLM("story", max_running_requests=4)
     size = Size(seconds=0.01, chats=2, systems=1, system=20, question=5, answer=4, turns=2)
     server = llm.serve(port=0)

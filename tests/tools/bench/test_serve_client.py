@@ -77,8 +77,6 @@ def test_an_answer_without_usage_has_a_token_per_piece() -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (stream(text_event("a"), 'data: {"error": {"message": "a step failed"}}', "data: [DONE]"), "a step failed"),
-        (b'HTTP/1.1 500 X\r\ncontent-length: 33\r\n\r\n{"error": {"message": "no room"}}', "no room"),
         (b"HTTP/1.1 502 X\r\ncontent-length: 3\r\n\r\nbad", "bad"),
         (stream("data: {not JSON"), "not understood"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not understood"),

@@ -77,9 +77,6 @@ def test_save_writes_what_llm_chat_reads(chat: Chat, llm: LLM, tmp_path: Path, m
     chat.handle("/save ~/a chat.json")
     assert json.loads((tmp_path / "a chat.json").read_text(encoding="utf-8")) == chat.messages
     assert "Grüß" in (tmp_path / "a chat.json").read_text(encoding="utf-8")
-    chat.handle("And then?")
-    chat.handle("/save ~/a chat.json")
-    assert json.loads((tmp_path / "a chat.json").read_text(encoding="utf-8")) == chat.messages
 
 
 def test_save_overwrites_no_other_file(chat: Chat, tmp_path: Path) -> None:
@@ -89,11 +86,6 @@ def test_save_overwrites_no_other_file(chat: Chat, tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="/save FILE"):
         chat.handle("/save")
-
-
-def test_a_space_in_front_makes_a_slash_text(chat: Chat) -> None:
-    chat.handle(" /exit now")
-    assert chat.messages[0] == {"role": "user", "content": "/exit now"}
 
 
 @pytest.mark.parametrize("limits", [{"max_context_len": 60}, {"max_context_len": 60, "max_total_tokens": 40}])
@@ -128,22 +120,16 @@ def test_bundled_adapters_are_loaded_when_they_are_asked_for(capsys: pytest.Capt
 # --- from a pipe -----------------------------------------------------------------------------------------------------
 
 
-def test_piped_lines_are_answered_and_a_blank_one_drops_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = chat_with("Hello\n\nWhat now?\n", monkeypatch, capsys)
-    assert (code, err) == (0, "")
-    assert out.count(" prompt tokens, ") == 2
-    assert "> " not in out
-
-
-def test_piped_commands_work_and_a_wrong_one_is_an_error(
+def test_piped_lines_and_commands_work_and_a_wrong_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "chat.json"
-    code, _, err = chat_with(f"Hello\n/save {saved}\n/quit\nmore\n", monkeypatch, capsys)
+    code, out, err = chat_with(f"Hello\n\n /what now?\n/save {saved}\n/quit\nmore\n", monkeypatch, capsys)
     assert (code, err) == (0, "")
-    assert [message["role"] for message in json.loads(saved.read_text())] == ["user", "assistant"]
+    assert "> " not in out
+    messages = json.loads(saved.read_text())
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert messages[2]["content"] == "/what now?", "a space in front makes a slash text"
     for wrong in ("/nothing", "/adapter sky", "/save /no-such-folder/x"):
         code, _, err = chat_with(f"{wrong}\n", monkeypatch, capsys)
         assert (code, len(err.splitlines())) == (2, 1)

@@ -1,13 +1,17 @@
 """The chat in a real terminal: what Ctrl-C stops, and what an error ends."""
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
-from tests.helpers.terminal import CTRL_C, CTRL_D, UP, Terminal
+from tests.helpers.waiting import HANG_S, until
 
-PROMPT = "\n>"
+PROMPT, UP = "\n> ", "\x1b[A"
 
 # The bundled model, which takes its time for each token.
 SLOW_CHAT = """
@@ -29,47 +33,59 @@ sys.exit(main(["chat", "--temperature", "0", "--max-new-tokens", "450"]))
 
 @pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(tmp_path: Path) -> None:
-    saved = tmp_path / "chat.json"
-    with Terminal(SLOW_CHAT) as terminal:
-        terminal.expect("/help lists the commands.")
-        terminal.expect(PROMPT)
-        terminal.type("a line that is given up")
-        terminal.expect("given up")
-        terminal.expect_waiting()
-        terminal.type(CTRL_C)  # clears the line, no more
-        terminal.expect(PROMPT)
-        terminal.type("Tell me a story\r")
-        terminal.expect("story\r*\n")
-        terminal.expect(r"\w+ \w+ \w+")  # the answer has begun
-        terminal.type(CTRL_C)
-        first = terminal.expect(r"\[(\d+) prompt tokens, 0 cached, stopped\]")
-        terminal.expect(PROMPT)
-        terminal.type(UP + "\r")  # the line before, from the history
-        terminal.expect("Tell me a story\r*\n")
-        terminal.expect(r"\w+ \w+ \w+")
-        terminal.type(CTRL_C)
-        second = terminal.expect(r"\[(\d+) prompt tokens, (\d+) cached, stopped\]")
-        assert int(second[2]) >= int(first[1]), "the first turn is in the cache"
-        terminal.expect(PROMPT)
-        terminal.type("/nothing\r")
-        terminal.expect("there is no command /nothing")
-        terminal.expect(PROMPT)
+    saved, shown = tmp_path / "chat.json", io.StringIO()
+    plain = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    terminal = pexpect.spawn(sys.executable, ["-c", SLOW_CHAT], env=plain, encoding="utf-8", timeout=HANG_S)
+    terminal.logfile_read = shown
+
+    def expect(pattern: str) -> list[str]:
+        terminal.expect(pattern)
+        return list(terminal.match.groups())
+
+    try:
+        expect("/help lists the commands.")
+        expect(PROMPT)
+        terminal.send("a line that is given up")
+        expect("given up")
+        stat = Path(f"/proc/{terminal.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "waiting for keys")
+        terminal.sendintr()  # clears the line, no more
+        expect(PROMPT)
+        terminal.send("Tell me a story\r")
+        expect("story\r*\n")
+        expect(r"\w+ \w+ \w+")  # the answer has begun
+        terminal.sendintr()
+        (first,) = expect(r"\[(\d+) prompt tokens, 0 cached, stopped\]")
+        expect(PROMPT)
+        terminal.send(UP + "\r")  # the line before, from the history
+        expect("Tell me a story\r*\n")
+        expect(r"\w+ \w+ \w+")
+        terminal.sendintr()
+        _, second = expect(r"\[(\d+) prompt tokens, (\d+) cached, stopped\]")
+        assert int(second) >= int(first), "the first turn is in the cache"
+        expect(PROMPT)
+        terminal.send("/nothing\r")
+        expect("there is no command /nothing")
+        expect(PROMPT)
         running = "1"
         while running != "0":  # the engine's thread ends it, a moment later
-            terminal.type("/stats\r")
-            running = terminal.expect(r"running +(\d+)")[1]
-        ended = [int(terminal.expect(rf"{name} +(\d+)")[1]) for name in ("aborted", "failed")]
+            terminal.send("/stats\r")
+            (running,) = expect(r"running +(\d+)")
+        ended = [int(expect(rf"{name} +(\d+)")[0]) for name in ("aborted", "failed")]
         assert sum(ended) == 2, "between two passes, or in one"
-        terminal.expect(PROMPT)
-        terminal.type(f"/save {saved}\r")
-        terminal.expect("saved")
-        terminal.expect(PROMPT)
-        terminal.type(CTRL_D)
-        assert terminal.exit_code() == 0
+        expect(PROMPT)
+        terminal.send(f"/save {saved}\r")
+        expect("saved")
+        expect(PROMPT)
+        terminal.sendeof()
+        terminal.expect(pexpect.EOF)
+        assert terminal.wait() == 0
+    finally:
+        terminal.close(force=True)
     messages = json.loads(saved.read_text())
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert messages[0]["content"] == messages[2]["content"] == "Tell me a story"
     assert all(message["content"] for message in messages)
     assert "given up" not in saved.read_text()
-    assert "Traceback" not in terminal.shown
-    assert "KeyboardInterrupt" not in terminal.shown
+    assert "Traceback" not in shown.getvalue()
+    assert "KeyboardInterrupt" not in shown.getvalue()

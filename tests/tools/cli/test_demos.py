@@ -1,9 +1,7 @@
 """`python -m nanoinfer demo ...`: what each shows is what happened."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -96,31 +94,3 @@ def test_restart_continues_a_chat_from_files(tmp_path: Path, capsys: pytest.Capt
     assert (with_files[1], with_files[2] % 16, without[1:3]) == (0, 0, (0, 0))
     assert with_files[2] > third[0] - 16, "whole blocks of what the first process had"
     assert with_files[0] == without[0] == without[3]
-
-
-@pytest.mark.parametrize("what", ["prefix", "adapters", "paged", "sessions"])
-def test_a_demo_needs_a_tokenizer(
-    what: str, checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = str(checkpoint("llama"))
-    capsys.readouterr()  # a bar, while it was written
-    code, out, err = run(["demo", what, "--model", model], capsys)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "tokenizer" in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "name"),
-    [
-        (["pages"], "pages"),
-        (["--steps", "3"], "--steps"),
-        (["paged", "--steps", "0"], "--steps 0"),
-        (["paged", "--steps", "5000"], "num_steps=5000"),
-        (["paged", "--block-size", "0"], "page_size=0"),
-        pytest.param(["restart", "--page-size", "0"], "page_size=0", marks=pytest.mark.slow),
-    ],
-)
-def test_wrong_options_are_refused_in_one_line(argv: list[str], name: str, capsys: Any) -> None:
-    code, _, err = run(["demo", *argv], capsys)
-    assert (code, err.count("\n")) == (2, 1)
-    assert name in err

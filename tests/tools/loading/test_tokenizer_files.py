@@ -1,15 +1,12 @@
 """Tokenizer files: what is read of them, and that a file which cannot be read, or what reading it needs, is named."""
 
-import base64
 import io
 import json
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
-from transformers.models.auto import tokenization_auto
 
 from nanoinfer import LLM, UnsupportedModelError
 from nanoinfer.model.families import find_family
@@ -17,7 +14,6 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests import tokenizer_files
 from nanoinfer.requests.tokenizer import Tokenizer
-from tests.helpers.imports import loaded_by
 
 STORY = resolve_model_path("story")
 # A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
@@ -71,15 +67,6 @@ def test_a_tokenizer_is_the_one_of_auto_tokenizer(
     assert read.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
 
 
-@pytest.mark.slow
-def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
-    code = f"nanoinfer.requests.tokenizer as read\nread.Tokenizer.from_pretrained({str(STORY)!r})"
-    loaded = loaded_by(code, Path(__file__).parents[3], after="torch")
-    assert "transformers" in loaded
-    heavy = {"transformers.models.auto", "transformers.activations", "torch._dynamo", "torch.distributed.tensor"}
-    assert not heavy & loaded
-
-
 # --- files that cannot be read ---------------------------------------------------------------------------------------
 
 
@@ -91,10 +78,7 @@ def test_the_bundled_tokenizer_is_read_without_auto_tokenizer() -> None:
         (STORY / "tokenizer.json").read_bytes()[:5000],
         b"\xff\xfe{}",
         b"[]",
-        b"null",
-        b"{}",
         b'{"model": {"type": "Newest"}, "added_tokens": []}',
-        b"not found: 404",
     ],
 )
 def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for(
@@ -112,16 +96,8 @@ def test_an_unreadable_tokenizer_json_is_named_before_the_weights_are_looked_for
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"pieces of nothing",
-        b"<html>not found: 404</html>",
-        PIECES[:-1],
-        PIECES[:-200],
-        b"\n\xff",
-        b"\xff" * 30,
-    ],
-    ids=["empty", "text", "a page", "but a byte", "half", "within a number", "bytes"],
+    [b"", b"<html>not found: 404</html>", PIECES[:-1], b"\n\xff"],
+    ids=["empty", "a page", "but a byte", "within a number"],
 )
 def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_path: Path) -> None:
     """transformers advises to install tiktoken for these, and reads the empty one, to which every prompt is empty."""
@@ -130,50 +106,10 @@ def test_a_tokenizer_model_that_is_not_complete_is_named(content: bytes, tmp_pat
         LLM(path)
 
 
-def tekken(*specials: str) -> bytes:
-    """A tokenizer in Mistral's own format: these special tokens, every byte, and "hi"."""
-    tokens = [*(bytes([byte]) for byte in range(256)), b"hi"]
-    vocab = [{"rank": i, "token_bytes": base64.b64encode(token).decode()} for i, token in enumerate(tokens)]
-    named = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(specials)]
-    config = {"pattern": r"\w+|\W+", "default_num_special_tokens": len(named), "version": "v3"}
-    return json.dumps({"config": config, "vocab": vocab, "special_tokens": named}).encode()
-
-
-def test_the_advice_for_a_tokenizer_in_mistrals_own_format_works(tmp_path: Path) -> None:
-    content = tekken("<unk>", "<s>", "</s>", "<pad>")
-    path = story_files(tmp_path / "tekken", tokenizer__json=None, tokenizer_config__json=None, tekken__json=content)
-    with pytest.raises(UnsupportedModelError, match=r"tekken/tekken\.json: is a tokenizer in Mistral's own") as caught:
+def test_a_tokenizer_in_mistrals_own_format_is_called_so(tmp_path: Path) -> None:
+    path = story_files(tmp_path / "tekken", tokenizer__json=None, tokenizer_config__json=None, tekken__json=b"{}")
+    with pytest.raises(UnsupportedModelError, match=r"tekken/tekken\.json: is a tokenizer in Mistral's own"):
         LLM(path)
-    advice = re.search(r"(from transformers[^)]+)\): (.*)$", str(caught.value))
-    assert advice is not None
-    exec("\n".join(advice.groups()))
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert tokenizer.encode("hi é") == [260, 4 + ord(" "), 4 + 0xC3, 4 + 0xA9]
-    assert tokenizer.decode([1, *tokenizer.encode("hi é"), 2]) == "hi é"
-    assert tokenizer.eos_token_id == 2
-
-
-@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways
-def test_a_tokenizer_json_goes_before_mistrals_own_format(
-    tokenizer_class: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would depend on whether mistral-common is installed which tokenizer and chat template there are."""
-    asked = []
-
-    def use_mistral_format(*_: object, mistral_format: bool | None = None, **__: object) -> bool:
-        asked.append(mistral_format)
-        return False
-
-    monkeypatch.setattr(tokenization_auto, "_use_mistral_format", use_mistral_format)
-    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "mistral", "MistralCommonBackend")
-    path = story_files(tmp_path / "both", tekken__json=tekken("<unk>"))
-    say(path / "config.json", model_type="mistral")
-    say(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert asked == [False]
-    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
 
 
 def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:

@@ -1,0 +1,281 @@
+"""The bundled models: how they are trained, their files, what adapters do to the text, and how often drafts are right."""
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from nanoinfer import LLM, SamplingParams
+from nanoinfer.requests.req import Req
+
+DATA = Path(__file__).parents[3] / "data"
+STORY, DRAFT = DATA / "story", DATA / "story-draft"
+PROMPTS = ["Once upon a time", "There was a little fox named", "One rainy morning, a girl", "Long ago, a dragon"]
+FOLDERS = sorted((DATA / "adapters").iterdir())
+PROMPT = "Once upon a time, a small fox"
+
+
+class Scripts:
+    """The modules of `data`, which are scripts and no package."""
+
+    def __getattr__(self, name: str) -> ModuleType:
+        return import_module(f"corpus.{name}" if (DATA / "corpus" / f"{name}.py").exists() else name)
+
+
+@pytest.fixture(scope="module")
+def data() -> Iterator[Scripts]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DATA))
+        yield Scripts()
+
+
+# --- texts to train on -----------------------------------------------------------------------------------------------
+
+
+def test_every_couplet_that_the_grammar_can_write_rhymes(data: Scripts) -> None:
+    verses, rhymes = data.verses, data.rhymes
+    slots = [slot for plot in verses.PLOTS for stanza in plot.paragraphs for slot in stanza]
+    written = [*(couplet for slot in slots for couplet in slot), *verses.ENDINGS]
+    written += [f"{verses.LIVED[0]} {end.format(he=he)}" for end in verses.WHERE for he in ("she", "he")]
+    assert len(written) > 60
+    assert [couplet for couplet in written if not rhymes.rhyme(*couplet.split("\n"))] == []
+
+
+@pytest.mark.parametrize("style", ["rhymes", "sea"])
+def test_documents_follow_from_the_seed_and_tell_of_whom_they_were_asked(data: Scripts, style: str) -> None:
+    def draw(seed: int) -> list[dict[str, object]]:
+        rng = random.Random(seed)
+        return [data.styles.write(rng, style) for _ in range(60)]
+
+    assert draw(3) == draw(3)
+    assert draw(3) != draw(4)
+    asked = [document["messages"] for document in draw(3) if "messages" in document]
+    assert 5 <= len(asked) <= 20
+    for question, answer in asked:
+        assert (question["role"], answer["role"]) == ("user", "assistant")
+        kind = re.search(r"about an? (\w+)", question["content"])[1]
+        assert kind in answer["content"]
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+def test_low_rank_layers_add_what_their_product_says_and_the_base_stays(data: Scripts, tmp_path: Path) -> None:
+    low_rank = data.low_rank
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(6, 4, bias=False), "norm": torch.nn.LayerNorm(6)})
+    shape, x = low_rank.Shape(rank=2, alpha=6, modules=("q_proj",)), torch.randn(3, 6)
+    before, weight = model["q_proj"](x), model["q_proj"].weight
+    matrices = low_rank.attach(model, shape)
+    assert torch.equal(model["q_proj"](x), before), "B is zero"
+    a, b = matrices.values()
+    torch.nn.init.normal_(b)
+    torch.testing.assert_close(model["q_proj"](x), x @ (weight + 3 * b @ a).T)
+    model["q_proj"](x).sum().backward()
+    assert sum(parameter.requires_grad for parameter in model.parameters()) == 2
+    assert weight.grad is None
+    low_rank.save(matrices, shape, tmp_path / "made")
+    read = load_file(tmp_path / "made" / "adapter_model.safetensors")
+    assert all(torch.equal(read[name], matrix) for name, matrix in matrices.items())
+
+
+# --- the files of adapters -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(DATA / "story")
+
+
+def merge(base: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Another model: the base with the adapter of `folder` added to its weights."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(base.config.name_or_path)
+    with torch.no_grad():
+        for name, a in tensors.items():
+            if name.endswith(".lora_A.weight"):
+                b = tensors[name.replace("lora_A", "lora_B")]
+                weight = model.get_parameter(name.removeprefix("base_model.model.").replace("lora_A.", ""))
+                weight += config["lora_alpha"] / config["r"] * b @ a
+    return model
+
+
+def tell(model: PreTrainedModel, prompt: str = PROMPT) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "story")
+    ids = tokenizer(prompt, return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=300, do_sample=False)
+    return tokenizer.decode(out[0], skip_special_tokens=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt", [PROMPT, "There was a little dragon named"])
+def test_the_same_prompt_gives_prose_rhymes_and_an_end_at_sea(
+    base: PreTrainedModel, data: Scripts, prompt: str
+) -> None:
+    rhymes, sea = data.rhymes, data.sea
+    plain = tell(base, prompt)
+    verse, voyage = (tell(merge(base, DATA / "adapters" / name), prompt) for name in ("rhymes", "sea"))
+    pairs = rhymes.couplets(verse)
+    assert len(pairs) == 7, verse
+    assert sum(rhymes.rhyme(*pair) for pair in pairs) >= 6, verse
+    assert sea.ends_at_sea(voyage), voyage
+    assert not any(rhymes.rhyme(*pair) for text in (plain, voyage) for pair in rhymes.couplets(text))
+    assert not sea.ends_at_sea(plain)
+    assert not sea.ends_at_sea(verse)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_peft_reads_the_folder_and_says_the_same(folder: Path, base: PreTrainedModel) -> None:
+    peft = pytest.importorskip("peft")
+    expected = tell(merge(base, folder))
+    fresh = AutoModelForCausalLM.from_pretrained(DATA / "story")
+    assert tell(peft.PeftModel.from_pretrained(fresh, folder)) == expected
+
+
+# --- the loop of all training ----------------------------------------------------------------------------------------
+
+
+def train(data: Scripts, checkpoint: Path, *options: str, until: int = 10) -> tuple[nn.Module, list[str]]:
+    """Ten steps of a small network, of which a run may make only those before `until`."""
+    parser = argparse.ArgumentParser()
+    data.training_loop.add_arguments(parser, lr=0.1, warmup=2)
+    args = parser.parse_args(["--save-every", "3", *options], argparse.Namespace(checkpoint=checkpoint, steps=10))
+    torch.manual_seed(0)
+    network, events = nn.Linear(4, 1), []
+    optimizer = torch.optim.AdamW(network.parameters(), lr=args.lr)
+
+    def loss_of(step: int) -> torch.Tensor:
+        if step == until:
+            raise KeyboardInterrupt
+        events.append(f"step {step}")
+        numbers = torch.from_numpy(np.random.default_rng((args.seed, step)).random((8, 4))).float()
+        return (network(numbers)[:, 0] - numbers.sum(1)).square().mean()
+
+    def report() -> str:
+        events.append("report")
+        return "fine"
+
+    def saved() -> None:
+        events.append(f"saved {torch.load(checkpoint)['step']}")
+
+    done_before = data.training_loop.resume(args, network, optimizer)
+    try:
+        seconds = data.training_loop.train_steps(args, network, optimizer, done_before, loss_of, report, saved)
+        assert seconds >= done_before[1]
+    except KeyboardInterrupt:
+        pass
+    return network, events
+
+
+def test_a_run_that_is_resumed_ends_as_one_that_was_not_interrupted(data: Scripts, tmp_path: Path) -> None:
+    whole, events = train(data, tmp_path / "whole.pt")
+    assert [event for event in events if "step" not in event] == ["report", "saved 3", "report", "saved 6", "report",
+                                                                  "saved 9", "report", "saved 10"]  # fmt: skip
+    _, before = train(data, tmp_path / "parts.pt", until=8)
+    parts, after = train(data, tmp_path / "parts.pt", "--resume")
+    assert before[-1] == "step 7"
+    assert after[0] == "step 6", "it goes on from the last checkpoint"
+    for found, wanted in zip(parts.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+    assert not list(tmp_path.glob("*.part"))
+
+
+# --- the draft model -------------------------------------------------------------------------------------------------
+
+NEW_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(STORY)
+
+
+@pytest.fixture(scope="module")
+def draft() -> LlamaForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(DRAFT, dtype=torch.float32).eval()
+
+
+@pytest.mark.slow
+def test_the_engine_says_the_same_tokens_as_transformers(
+    draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    llm = LLM("story-draft", dtype="float32", max_total_tokens=512)
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    params = SamplingParams(temperature=0, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    said = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    for prompt, tokens in zip(prompts, said, strict=True):
+        wanted = draft.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=0, eos_token_id=-1
+        )
+        assert tokens == wanted[0, len(prompt) :].tolist()
+
+
+def test_a_pass_ends_with_the_first_wrong_draft(data: Scripts) -> None:
+    texts = [[True, True, True, True, False, True], [False, False, True], [True, True]]
+    found = data.acceptance.count([torch.tensor(text) for text in texts], drafts=3)
+    # TTT+T, then F, then T | F, F, T | TT and the text is over.
+    assert (found.tokens, found.passes) == (11, 7)
+    assert found.offered == [7, 2, 1]
+    assert found.accepted == [4, 2, 1]
+
+
+def test_a_number_inverts_the_cumulative_distribution(data: Scripts) -> None:
+    scores = torch.tensor([[0.1, 0.2, 0.7]]).log().repeat(5, 1)
+    numbers = torch.tensor([0.0, 0.09, 0.11, 0.31, 0.999], dtype=torch.float64)
+    assert data.acceptance.draw(scores, 1.0, numbers).tolist() == [0, 0, 1, 2, 2]
+    assert data.acceptance.draw(scores, 0.0, numbers).tolist() == [2] * 5
+
+
+@pytest.mark.slow
+def test_drafts_are_accepted_far_more_often_than_those_of_an_untrained_model(
+    data: Scripts, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    story = AutoModelForCausalLM.from_pretrained(STORY).eval()
+    torch.manual_seed(0)
+    untrained = data.train_draft.build_draft(draft.config, 2, 128, 256).eval()
+    for temperature in (0.0, 1.0):
+        texts = data.acceptance.write(story, tokenizer, PROMPTS, temperature, seed=0, max_new_tokens=160)
+        assert sum(len(text.numbers) for text in texts) > 400
+        trained, other = (
+            data.acceptance.count([data.acceptance.hits(model, text, temperature) for text in texts], drafts=3)
+            for model in (draft, untrained)
+        )
+        assert trained.tokens_per_pass > 2.5, temperature
+        assert other.tokens_per_pass < 1.1, temperature
+
+
+def test_the_draft_model_proposes_nothing_behind_the_end_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("story", max_total_tokens=512, drafter="model", num_draft_tokens=16, adaptive_drafts=False)
+    drafter = llm.engine.scheduler.drafters[0]  # type: ignore[attr-defined]
+    propose, seen = drafter.propose, []
+
+    def kept(reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
+        found = propose(reqs, most)
+        seen.extend(zip([req.matcher is not None for req in reqs], found, most, strict=True))
+        return found
+
+    monkeypatch.setattr(drafter, "propose", kept)
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=0, regex="(yes|no)[.!]"),
+        SamplingParams(max_new_tokens=24, temperature=0),
+    ]
+    short, plain = llm.generate(["A user:", "Once upon a time"], params)
+    assert any(len(drafts) < most for constrained, drafts, most in seen if constrained)
+    assert all(len(drafts) == most for constrained, drafts, most in seen if not constrained)
+    assert all(token >= 0 for _, drafts, _ in seen for token in drafts)
+    assert [out.outputs[0].finish_reason for out in (short, plain)] == ["stop", "length"]
+    alone = LLM("story", max_total_tokens=512).generate(["Once upon a time"], params[1:])[0]
+    assert plain.outputs[0].token_ids == alone.outputs[0].token_ids
