@@ -55,6 +55,7 @@ class EngineLoop:
         self._num_threads = torch.get_num_threads()
         self.after_step: list[Callable[[Engine], object]] = []
         self.is_closed = False
+        weakref.finalize(self, self._commands.put, None).atexit = False
         _loops.add(self)
 
     # --- for any thread ----------------------------------------------------------------------------------------------
@@ -75,7 +76,6 @@ class EngineLoop:
             if self._thread is None:
                 args = weakref.ref(self), self._commands
                 self._thread = threading.Thread(target=_serve, args=args, name="nanoinfer-engine", daemon=True)
-                weakref.finalize(self, self._commands.put, None).atexit = False
             if self._thread.ident is None:  # a signal handler may have raised just before its start
                 self._thread.start()
             self._commands.put(command)
