@@ -118,13 +118,14 @@ class EngineUpkeep:
             if self._is_changing:
                 raise RuntimeError("this engine is in the middle of a step: wait until it ends")
             if self._unsettled is not None:
-                self._reset(self._unsettled)
+                self._reset()
             self._is_changing = True
             try:
                 result = function()
             except BaseException as error:
                 if error is not self._contained:
-                    self._reset(error)
+                    self._unsettled = error
+                    self._reset()
                 raise
             finally:
                 self._is_changing, self._contained = False, None
@@ -132,9 +133,9 @@ class EngineUpkeep:
                     look()
             return result
 
-    def _reset(self, error: BaseException) -> None:
-        """Start anew: end all requests with the error, and empty tree and pools."""
-        self._unsettled = error
+    def _reset(self) -> None:
+        """Start anew after the `_unsettled` error: end all requests with it, and empty tree and pools."""
+        error = self._unsettled
         groups = list(self.open_requests.groups.values())
         logger.error("the engine resets and ends its %d requests: %s: %s", len(groups), type(error).__name__, error)
         self.scheduler.clear()

@@ -1,10 +1,18 @@
 """A handler of signals that raises, and a model in which one does, for tests of what that leaves behind."""
 
+import inspect
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import nanoinfer
+
+PACKAGE = str(Path(nanoinfer.__file__).parent)
 
 
 class Interrupted(BaseException):
@@ -37,3 +45,33 @@ class InterruptedModel:
         if self.left == 0:
             raise KeyboardInterrupt
         return self.model(*args)
+
+
+@contextmanager
+def interrupted_at(moment: int) -> Iterator[list[str]]:
+    """Raise Interrupted in this thread at the `moment`-th call or return of a function of the package inside the block, and
+    end the block with it: Python runs signal handlers there. What it yields says where; it is empty if there are fewer.
+
+    Not in generators: what is raised while Python closes one is only printed.
+    """
+    moments, where = count(1), list[str]()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE) or code.co_flags & inspect.CO_GENERATOR:
+            return None
+        if event in ("call", "return") and next(moments) == moment:
+            sys.settrace(None)
+            where.append(f"{event} of {code.co_qualname}")
+            raise Interrupted(where[0])
+        frame.f_trace_lines = False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield where
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(before)

@@ -1,6 +1,5 @@
-"""Why requests end: tokens, stop strings, an abort, a step that raises, Ctrl-C; and that no slot is lost."""
+"""Why requests end: tokens, stop strings, an abort, a step that raises; and that no slot is lost."""
 
-import signal
 from typing import Any
 
 import pytest
@@ -234,46 +233,4 @@ def test_a_tokenizer_that_breaks_ends_its_request_and_no_other_one(method: str, 
     assert len(ended[rids[0]].token_ids) == tokens
     assert ended[rids[1]].text == "nop"
     assert (engine.stats().failed, engine.stats().finished) == (1, 1)
-    assert_all_free(engine)
-
-
-INTERRUPTED = {
-    "admission": lambda engine: (engine.cache, "unlock_prefix"),
-    "rows": lambda engine: (engine.model_runner.req_to_token_pool, "alloc"),
-    "the tree": lambda engine: (engine.radix_cache, "inc_lock_ref"),
-    "the model": lambda engine: (engine.model_runner, "model"),
-    "the sampler": lambda engine: (engine.sampler, "sample"),
-    "a piece of a prompt": lambda engine: (engine.cache, "cache_computed"),
-    "the end of a request": lambda engine: (engine.cache, "release"),
-    "its slots": lambda engine: (engine.model_runner.token_to_kv_pool, "free"),
-}
-
-
-@pytest.mark.parametrize("where", INTERRUPTED)
-@pytest.mark.parametrize("when", range(1, 4))
-def test_ctrl_c_leaves_slots_and_books_in_order(monkeypatch: pytest.MonkeyPatch, where: str, when: int) -> None:
-    engine = make_engine(rows=3, slots=24, chunked_prefill_size=8, schedule_conservativeness=0.001)
-    rids = [engine.add_request(range(base, base + 10), greedy(8)) for base in (5, 50, 5, 80)]  # type: ignore[arg-type]
-    owner, name = INTERRUPTED[where](engine)
-    original, calls = getattr(owner, name), 0
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        result = original(*args, **kwargs)  # what it has done is not known yet to whoever called it
-        calls += 1
-        if calls == when:
-            signal.raise_signal(signal.SIGINT)
-        return result
-
-    monkeypatch.setattr(owner, name, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        finish(engine)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    engine.check_integrity()
-    for _ in range(100):
-        if not engine.has_unfinished():
-            break
-        step(engine)
-    stats = engine.stats()
-    assert stats.finished + stats.failed == len(rids), "who was interrupted has failed"
     assert_all_free(engine)
