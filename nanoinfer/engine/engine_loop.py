@@ -102,7 +102,7 @@ class EngineLoop:
                 self._engine.abort(request_id)
         self._commands.put(None)
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and not self._engine.is_mine:
+        if thread not in (None, threading.current_thread()) and thread.is_alive() and not self._engine.is_mine:
             thread.join()
 
     def close_runner(self) -> None:
