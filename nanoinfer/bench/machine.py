@@ -1,16 +1,13 @@
-"""What a measurement ran on: processor, memory and its read bandwidth; and the size of a checkpoint."""
+"""What a measurement ran on: processor and memory; and the size of a checkpoint."""
 
 import json
 import os
 import platform
-import timeit
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
 from safetensors import safe_open
 
 from nanoinfer.model.weights import checkpoint_dtype
@@ -40,18 +37,6 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
     wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in fields.get("flags", "").split()]
     return f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')}; {', '.join(wide)})"
-
-
-def read_bandwidth(threads: int, size: int = 2**30, reads: int = 9) -> float:
-    """Speed in GB/s (10**9 bytes) at which `threads` threads read memory: the median of `reads` sums over `size` bytes of
-    float32."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        block = torch.ones(size // 4)
-        return size / median(timeit.repeat(block.sum, number=1, repeat=reads)) / 1e9
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
