@@ -299,20 +299,23 @@ class LLM:
             self._calls.close(call)
 
     def _finish(self, groups: list[RequestGroup], show_progress: bool) -> list[RequestOutput]:
-        from tqdm.auto import tqdm
-
-        call, tokens = Call(groups), 0
+        call, bar, tokens = Call(groups), None, 0
         try:
             self._calls.start(call)
-            with tqdm(total=len(groups), desc="generate", unit="req", disable=not show_progress) as bar:
-                while not call.done:
-                    _, ended = call.wait()
-                    if show_progress:
-                        tokens += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
-                        rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
-                        bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
-                        bar.update(len(ended))
+            if show_progress:  # only then: tqdm takes locks of its own, even for a bar that is not shown
+                from tqdm.auto import tqdm
+
+                bar = tqdm(total=len(groups), desc="generate", unit="req")
+            while not call.done:
+                _, ended = call.wait()
+                if bar is not None:
+                    tokens += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
+                    rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+                    bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
+                    bar.update(len(ended))
         finally:
+            if bar is not None:
+                bar.close()
             self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]
 

@@ -301,8 +301,8 @@ class Recorder:
                     self._see(req)
                     self._note_end(req, reason.value if error is None else "error")
 
-    def _on_reset(self, reset: Call, error: BaseException) -> None:
-        reset(error)
+    def _on_reset(self, reset: Call) -> None:
+        reset()
         for req in list(self._seen):
             self._note_end(req, "error")
 
