@@ -165,7 +165,10 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The SamplingParams that the options ask for."""
     given = _given(args, (field.name for field in fields(SamplingParams)))
     for name in [name for name in FROM_FILES if name in given]:
-        given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
+        try:
+            given[name] = Path(given[name]).expanduser().read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--{name.replace('_', '-')} {given[name]}: is not UTF-8 text: {error}") from error
     return SamplingParams(**given)
 
 

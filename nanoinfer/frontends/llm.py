@@ -314,9 +314,9 @@ class LLM:
                     bar.set_postfix_str(f"{rate:,.0f} tok/s", refresh=False)
                     bar.update(len(ended))
         finally:
+            self._calls.close(call)
             if bar is not None:
                 bar.close()
-            self._calls.close(call)
         return [call.outputs[group.request_id] for group in groups]
 
 

@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -138,7 +139,7 @@ class Compiler:
     tried before."""
 
     def __init__(self, vocabulary: Vocabulary, trials: Trials | None = None):
-        self.vocabulary, self._trials = vocabulary, trials or shared_trials()
+        self.vocabulary, self._trials = vocabulary, trials or shared_trials(os.getpid())
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -177,8 +178,8 @@ class Compiler:
 
 
 @cache
-def shared_trials() -> Trials:
-    """All compilers share these helpers, which keep nothing of a grammar."""
+def shared_trials(process: int) -> Trials:
+    """All compilers of a process share these helpers, which keep nothing of a grammar."""
     trials = Trials()
     atexit.register(trials.close)
     return trials

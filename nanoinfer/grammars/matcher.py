@@ -145,9 +145,12 @@ class Matcher:
 
     def _number_is_full(self) -> bool:
         """Whether the output ends with MAX_DIGITS digits outside a string."""
-        output = b"".join([self.vocabulary.tokens[token] for token in self._written])
-        ends_in_digits = re.fullmatch(rb"[0-9]{%d}" % MAX_DIGITS, output[-MAX_DIGITS:]) is not None
-        return ends_in_digits and b'"' not in _STRING.sub(b"", output)  # else, it is inside a string that is open
+        tokens = self.vocabulary.tokens
+        end = b"".join([tokens[token] for token in self._written[-MAX_DIGITS:]])[-MAX_DIGITS:]
+        if re.fullmatch(rb"[0-9]{%d}" % MAX_DIGITS, end) is None:
+            return False
+        output = b"".join([tokens[token] for token in self._written])
+        return b'"' not in _STRING.sub(b"", output)  # else, it is inside a string that is open
 
 
 def reason(error: str) -> str:

@@ -132,10 +132,14 @@ def _phase_one(
     for name, tensor in tensors.items():
         if tensor is None:
             return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{name}: null pointer"), 0, None
+        if not isinstance(tensor, torch.Tensor):
+            return AclnnStatus(ACLNN_ERR_PARAM_INVALID, f"{name}: must be a tensor"), 0, None
     try:
         sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
         sizes = {name: as_int(name, size) for name, size in sizes.items()}
-        arguments: dict[str, Any] = {name: _flat(name, tensor) for name, tensor in tensors.items()}
+        spec_token = tensors.get("spec_token")
+        rows = None if spec_token is None else (sizes["num_seqs"], 1 + spec_token.shape[-1])
+        arguments: dict[str, Any] = {name: _flat(name, tensor, rows) for name, tensor in tensors.items()}
         call = AdvanceStepCall(**arguments, **sizes)
         if not call.speculative and num_seqs == num_queries:
             raise ShapeMismatchError(f"num_seqs={num_seqs}: must be greater than num_queries={num_queries}")
@@ -145,18 +149,20 @@ def _phase_one(
     return AclnnStatus(ACLNN_SUCCESS), 0, AclOpExecutor(call)
 
 
-def _flat(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, flattened where CANN allows two dimensions: [n, 1] and, with speculation, [num_seqs, 1 + K]."""
+def _flat(name: str, tensor: torch.Tensor, rows: tuple[int, int] | None) -> torch.Tensor:
+    """`tensor`, flattened where CANN allows two dimensions: [n, 1] and, with speculation, `rows` = [num_seqs, 1 + K]."""
     if name not in (*WRITTEN, "accepted_num") or tensor.ndim != 2:
         return tensor
-    return tensor.view(-1) if tensor.is_contiguous() else tensor[:, 0] if tensor.shape[1] == 1 else tensor
+    if tensor.shape[1] == 1:
+        return tensor[:, 0]
+    return tensor.view(-1) if tensor.shape == rows and tensor.is_contiguous() and name in WRITTEN else tensor
 
 
 def _phase_two(workspace: Any, workspace_size: Any, executor: Any, stream: Any, speculative: bool) -> AclnnStatus:
-    missing = "executor" if executor is None else "workspace" if workspace is None and workspace_size else None
-    if missing:
-        return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{missing}: null pointer, workspace_size={workspace_size}")
     try:
+        missing = "executor" if executor is None else "workspace" if workspace is None and workspace_size else None
+        if missing:
+            return AclnnStatus(ACLNN_ERR_PARAM_NULLPTR, f"{missing}: null pointer, workspace_size={workspace_size}")
         call = executor.call
         if call.speculative != speculative:
             raise ValueError(f"executor: was planned by phase one of aclnnAdvanceStep{'' if speculative else 'V2'}")

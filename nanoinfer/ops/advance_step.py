@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanoinfer.device import NPU_DISPATCH_KEY, import_torch_npu
-from nanoinfer.ops.advance_step_call import AdvanceStepCall, as_int
+from nanoinfer.ops.advance_step_call import FORMULAS, AdvanceStepCall, as_int
 
 NAME = "nanoinfer::npu_advance_step_flashattn"
 MAX_INT32 = 2**31 - 1
@@ -63,8 +63,8 @@ def npu_advance_step_flashattn(
     There are K drafts in this step, but the last step may have had another number. The pages of torch_npu and CANN state no
     upper limit, their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
 
-    Raises ValueError naming the argument, before anything has changed: for a wrong dtype or device, sizes that are
-    not integers, only one of `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled
+    Raises ValueError naming the argument, before anything has changed: for a wrong dtype or device, anything but a
+    tensor, sizes that are not int64 integers, only one of `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled
     token below −1 or none in a row (with speculation), a negative block number where a slot is needed. ShapeMismatchError
     (a ValueError) for sizes below 1, shapes that do not fit, an empty tensor, and a `block_tables` too narrow for
     `pos // P`. Padding rows need no blocks. The tensors that change must not share memory with one another; this is not
@@ -77,17 +77,23 @@ def npu_advance_step_flashattn(
     Source: seeds 001 and 003; vLLM's `advance_step_flashattn`; torch_npu's and CANN's pages, and CANN's ops-nn.
     """
     sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
+    tensors = {
+        "input_tokens": input_tokens,
+        "sampled_token_ids": sampled_token_ids,
+        "input_positions": input_positions,
+        "seq_lens": seq_lens,
+        "slot_mapping": slot_mapping,
+        "block_tables": block_tables,
+        "spec_token": spec_token,
+        "accepted_num": accepted_num,
+    }
+    for name, value in tensors.items():
+        if not isinstance(value, torch.Tensor) and not (value is None and name in ("spec_token", "accepted_num")):
+            raise ValueError(f"{name}: must be a tensor, got {type(value).__name__}")
+    if formula not in FORMULAS:
+        raise ValueError(f"formula={formula!r}: must be one of {', '.join(FORMULAS)}")
     torch.ops.nanoinfer.npu_advance_step_flashattn(
-        input_tokens,
-        sampled_token_ids,
-        input_positions,
-        seq_lens,
-        slot_mapping,
-        block_tables,
-        *(as_int(name, size) for name, size in sizes.items()),
-        spec_token=spec_token,
-        accepted_num=accepted_num,
-        formula=formula,
+        **tensors, **{name: as_int(name, size) for name, size in sizes.items()}, formula=formula
     )
 
 

@@ -1,7 +1,7 @@
 """AdvanceStepCall: one call of npu_advance_step_flashattn as an object, with its arguments, checks and arithmetic."""
 
+import operator
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -129,10 +129,14 @@ class AdvanceStepCall:
 
 
 def as_int(name: str, value: Any) -> int:
-    """Return a Python or NumPy integer as an int. ValueError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name}={value!r}: must be an integer")
-    return int(value)
+    """Return an integer of Python, NumPy or torch as an int. ValueError for anything else, and for what int64 cannot hold."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or abs(number) >= 2**63:
+        raise ValueError(f"{name}={value!r}: must be an integer that int64 can hold")
+    return number
 
 
 def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:

@@ -18,7 +18,7 @@ def check_kv_cache(kv_cache: KVCache, model: LoadedModel) -> tuple[int, int]:
         raise ValueError(
             f"kv_cache: {len(kv_cache)}, must be a list of {config.num_hidden_layers} (K, V), one per layer"
         )
-    num_blocks, size = kv_cache[0][0].shape[:2]
+    num_blocks, size = (*kv_cache[0][0].shape, 0, 0)[:2]
     wanted = (num_blocks, size, config.num_key_value_heads, config.head_dim)
     for layer, pair in enumerate(kv_cache):
         for name, tensor in zip("KV", pair, strict=True):

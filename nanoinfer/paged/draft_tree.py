@@ -16,23 +16,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanoinfer.cache.indices import as_int_array
 from nanoinfer.paged.checks import KVCache, check_range, int_array
 
 
 @dataclass(frozen=True)
 class DraftTree:
     """`tokens[n]` is the token of node n, and `parents[n]` its parent; the root's is −1. Parents come before children, and
-    siblings have different tokens. ValueError when a parent does not come before its child."""
+    siblings have different tokens. ValueError naming the field and the node when it is not so."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
 
     def __post_init__(self) -> None:
-        if len(self.parents) != len(self.tokens):
-            raise ValueError(f"parents: {len(self.parents)} for {len(self.tokens)} tokens; the numbers must be equal")
+        for name in ("tokens", "parents"):
+            object.__setattr__(self, name, tuple(as_int_array(getattr(self, name), name).tolist()))
+        if not len(self.parents) == len(self.tokens) > 0:
+            raise ValueError(
+                f"parents: {len(self.parents)} for {len(self.tokens)} tokens; must be equal, and at least 1"
+            )
         for node, parent in enumerate(self.parents):
             if not min(node - 1, 0) <= parent < node:
                 raise ValueError(f"parents[{node}]={parent}: must be a node before it, or -1 for node 0, the root")
+        if len(set(zip(self.parents, self.tokens, strict=True))) < len(self.tokens):
+            raise ValueError(f"tokens={list(self.tokens)}: nodes with the same parent must have different tokens")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -65,11 +72,14 @@ class DraftTree:
         `sampled[n]`: the token sampled from the logits of node n. From the root on, a child is accepted if it holds the
         token sampled at its parent. The token sampled at the last accepted node is the request's next newest token.
         """
+        tokens = as_int_array(sampled, "sampled").tolist()
+        if len(tokens) != len(self):
+            raise ValueError(f"sampled: {len(tokens)} for {len(self)} nodes; the numbers must be equal")
         child = {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
         path = [0]
-        while (node := child.get((path[-1], sampled[path[-1]]))) is not None:
+        while (node := child.get((path[-1], tokens[path[-1]]))) is not None:
             path.append(node)
-        return path, sampled[path[-1]]
+        return path, tokens[path[-1]]
 
 
 def tree_inputs(

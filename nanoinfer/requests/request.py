@@ -39,6 +39,11 @@ class Request:
             object.__setattr__(self, "prompt", _prompt_in(self.prompt, self.name))
 
 
+DEEPEST = (
+    32  # so many tuples of an `extra_key` may be in one another: comparing them and taking their hash is recursive
+)
+
+
 @dataclass(frozen=True)
 class AdapterKey:
     """The `extra_key` of a request with an adapter, which computes other K/V for the same tokens than the base model.
@@ -51,15 +56,17 @@ class AdapterKey:
     name: str = ""
 
 
-def check_extra_key(extra_key: object, name: str = "extra_key") -> None:
-    """InvalidRequestError unless a key is None, text, bytes, an integer or a tuple of keys.
+def check_extra_key(extra_key: object, name: str = "extra_key", levels: int = DEEPEST) -> None:
+    """InvalidRequestError unless a key is None, text, bytes, an integer or a tuple of keys, at most `levels` in one another.
 
     Plain types always compare the same way. An object with an `__eq__` of its own could change its mind while its tokens
     are in the tree, or raise in the middle of a pass that computes other requests.
     """
     if type(extra_key) is tuple:
+        if not levels:
+            raise InvalidRequestError(f"{name}: has more than {DEEPEST} tuples in one another")
         for each in extra_key:
-            check_extra_key(each, name)
+            check_extra_key(each, name, levels - 1)
     elif extra_key is not None and type(extra_key) not in (str, bytes, int, bool):
         raise InvalidRequestError(f"{name}={extra_key!r}: must be None, text, bytes, an integer or a tuple of these")
 

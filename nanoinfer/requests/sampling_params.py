@@ -219,7 +219,7 @@ class SamplingParams:
             if not isinstance(biases, Mapping) or not all(map(_is_token_id, biases)):
                 raise InvalidRequestError(f"logit_bias={biases!r}: must map token ids to numbers", "logit_bias")
             for token, bias in biases.items():
-                if not (abs(_real(bias)) <= 1e20 or bias == -math.inf):
+                if not (abs(_real(bias)) <= 1e20 or _real(bias) == -math.inf):
                     raise InvalidRequestError(
                         f"logit_bias[{token}]={bias!r}: must be a number in -1e20..1e20, or -inf", "logit_bias"
                     )

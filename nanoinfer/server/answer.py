@@ -40,6 +40,8 @@ class GenerationResponse(Response):
                 await self._send_events(send)
             elif (answer := await self._whole()) is not None:
                 await answer(scope, receive, send)
+        except OSError:  # what some ASGI servers raise when the client is gone
+            generation.close("disconnect")
         finally:
             watcher.cancel()
             self._service.end(generation)
@@ -61,6 +63,8 @@ class GenerationResponse(Response):
                         has_begun = True
                         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        except OSError:
+            raise
         except Exception as raised:
             error = self._failure(raised)
         error = error or self._what_went_wrong()

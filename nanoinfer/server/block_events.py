@@ -97,17 +97,20 @@ def write_news(news: News, with_tokens: bool) -> bytes:
 
 
 def read_news(kind: str, data: str) -> News:
-    """What was written, from an event's name and data. ValueError for the name of another event."""
+    """What was written, from an event's name and data. ValueError if it is something else."""
     if kind not in ("snapshot", "batch"):
         raise ValueError(f"kind={kind!r}: must be 'snapshot' or 'batch'")
-    fields = json.loads(data)
-    told: list[Any] = [
-        KINDS[each["type"]](**{name: value for name, value in each.items() if name != "type"})
-        for each in fields["blocks" if kind == "snapshot" else "events"]
-    ]
-    if kind == "snapshot":
-        return Snapshot(fields["seq"], told, fields["source"])
-    return EventBatch(fields["seq"], fields["ts"], told, fields["source"])
+    try:
+        fields = json.loads(data)
+        told: list[Any] = [
+            KINDS[each["type"]](**{name: value for name, value in each.items() if name != "type"})
+            for each in fields["blocks" if kind == "snapshot" else "events"]
+        ]
+        if kind == "snapshot":
+            return Snapshot(int(fields["seq"]), told, str(fields["source"]))
+        return EventBatch(int(fields["seq"]), float(fields["ts"]), told, str(fields["source"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"data={data[:100]!r}: is no {kind} of block events") from error
 
 
 def read_place(event_id: str | None) -> tuple[str, int] | None:

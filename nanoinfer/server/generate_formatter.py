@@ -20,6 +20,8 @@ async def generate_request(service: Service, body: GenerateRequest) -> Generatio
     """What a request to /generate asks for. ApiError naming the field that is wrong."""
     if (body.text is None) == (body.input_ids is None):
         raise bad_request("text: must be given, or else input_ids", "text")
+    if isinstance(body.input_ids, str):
+        raise bad_request("input_ids: must be token ids", "input_ids")
     if body.lora_path is not None and body.model is not None:
         raise bad_request("lora_path: model is given as well", "lora_path")
     field, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
@@ -28,6 +30,7 @@ async def generate_request(service: Service, body: GenerateRequest) -> Generatio
     fields.names |= {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens"}
     if body.return_logprob:
         fields.values["logprobs"] = body.top_logprobs_num or 0
+        fields.names["logprobs"] = "top_logprobs_num"
     prompts, names = await prompts_of(service, given, field)
     model = body.lora_path or body.model or service.base_name
     return make_request(service, prompts, names, model, fields, params.max_new_tokens, DEFAULT_TOKENS, params.n)

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -20,6 +19,9 @@ logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
 MOST_FIELDS = 100  # of one object
 MOST_ITEMS = 10_000  # in a list, however large the body may be
+
+MOST_NOTED = 1000  # different names of fields: nobody may fill the log
+_noted: set[str] = set()
 
 Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: the cache keeps salts, for example
 # A list is read up to the first item that is wrong: pydantic would make an object for each one, which takes seconds.
@@ -77,9 +79,10 @@ def _check_text(name: str, value: Any) -> None:
         raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 
 
-@lru_cache(1000)  # once per name
 def _note_ignored(name: str) -> None:
-    logger.warning("ignored: the field %r, which means nothing here", name)
+    if name not in _noted and len(_noted) < MOST_NOTED:
+        _noted.add(name)
+        logger.warning("ignored: the field %r, which means nothing here", shown(name))
 
 
 class Strict(BaseModel):

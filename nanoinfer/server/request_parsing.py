@@ -111,6 +111,7 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
     fields = ParsedFields(body)
     _restrict(fields, tools)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
+    fields.names["logprobs"] = "top_logprobs"
     return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
 
 

@@ -61,20 +61,22 @@ class Watched:
         return call(*args, **kwargs)
 
 
-def watch(owner: Any, name: str, around: Call) -> None:
+def watch(owner: Any, name: str, around: Call) -> Callable[[], None]:
+    """Have `around(original, ...)` called in place of a method; returns what ends that."""
     method = vars(owner).get(name)
     watched = method if isinstance(method, Watched) else Watched(owner, name)
     watched.around.append(around)
 
-
-def unwatch(owner: Any, name: str, around: Call) -> None:
-    watched = vars(owner)[name]
-    watched.around.remove(around)
-    if not watched.around:
+    def unwatch() -> None:
+        watched.around.remove(around)
+        if watched.around or vars(owner).get(name) is not watched:
+            return
         if watched.own is None:
             delattr(owner, name)
         else:
             setattr(owner, name, watched.own)
+
+    return unwatch
 
 
 @contextmanager
@@ -115,7 +117,7 @@ class Recorder:
             raise ValueError(f"engine={given!r}: must be an Engine or an LLM")
         self._engine, self._clock = engine, engine._clock
         self.began: float = self._clock()
-        self._watched: list[tuple[Any, str, Call]] = []
+        self._unwatch: list[Callable[[], None]] = []
         self._seen: dict[Req, Seen] = {}
         self._tree = TreeNotes(engine.radix_cache)
         self._pass: list[Member] | None = None
@@ -134,13 +136,13 @@ class Recorder:
 
     def stop(self) -> None:
         """Detach, and leave the engine as it was before. May be called more than once."""
-        if not self._watched:
+        if not self._unwatch:
             return
         with self._engine.visit():
             self.settle()
-            for watched in self._watched:
-                unwatch(*watched)
-            self._watched.clear()
+            for unwatch in self._unwatch:
+                unwatch()
+            self._unwatch.clear()
             self._engine.radix_cache.observers.remove(self._tree)
             self.trace.writer = None
             self._seen.clear()
@@ -158,7 +160,7 @@ class Recorder:
 
     def _attach(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
-        self._watched += [
+        watched: list[tuple[Any, str, Call]] = [
             (engine, "around_step", self._around_step),
             (engine, "submit_all", self._on_submit),
             (engine, "_reset", self._on_reset),
@@ -168,9 +170,8 @@ class Recorder:
             (scheduler, "resume", self._on_resume),
         ]
         if engine.cache.storey is not None:
-            self._watched.append((engine.cache.storey, "fetch", self._on_fetch))
-        for watched in self._watched:
-            watch(*watched)
+            watched.append((engine.cache.storey, "fetch", self._on_fetch))
+        self._unwatch += [watch(*each) for each in watched]
         engine.radix_cache.observers.add(self._tree)
 
     def _take_snapshot(self) -> None:
