@@ -189,7 +189,6 @@ def test_batches_are_numbered_and_cut_where_a_step_ends() -> None:
     feed.cut()
     cache.reset()
     batches = feed.since(0)
-    assert batches is not None
     assert [(batch.seq, batch.ts, batch.source, len(batch.events)) for batch in batches] == [
         (0, 0, "one", 2),
         (1, 1, "one", 1),
@@ -228,13 +227,10 @@ def test_each_step_that_changes_the_tree_makes_one_batch() -> None:
         before = feed.since(0)
         step(engine)
         after = feed.since(0)
-        assert before is not None
-        assert after is not None
         per_step.append([len(batch.events) for batch in after[len(before) :]])
     assert max(map(len, per_step)) == 1
     assert [len(per_step[0]), len(per_step[1])] == [1, 0]  # the prompts' blocks at once, then nothing until the end
     batches = feed.since(0)
-    assert batches is not None
     assert [batch.seq for batch in batches] == [*range(len(batches))]
     stored = [event for batch in batches for event in batch.events if isinstance(event, BlockStored)]
     expected = {*block_hashes(list(b"abcdefghij"), 4), *block_hashes(list(b"abcdefgxyz"), 4)}
@@ -250,11 +246,9 @@ def test_what_happens_between_steps_is_in_a_batch_of_its_own() -> None:
     seq = feed.snapshot().seq
     engine.abort(rid)
     aborted = feed.since(seq)
-    assert aborted is not None
     assert [type(event) for batch in aborted for event in batch.events] == [BlockStored]
     assert engine.flush_cache() > 0
     flushed = feed.since(seq + 1)
-    assert flushed is not None
     assert [type(event) for batch in flushed for event in batch.events] == [BlockRemoved]
     assert feed.snapshot().blocks == []
 

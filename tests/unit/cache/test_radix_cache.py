@@ -37,7 +37,6 @@ def test_what_was_inserted_is_found_with_its_slots() -> None:
 def test_tokens_may_be_a_sequence_an_array_or_a_tensor(form: Callable[[list[int]], Any]) -> None:
     cache = make_cache()
     slots = cache.token_to_kv_pool.alloc(3)
-    assert slots is not None
     assert cache.insert(form([1, 2, 3]), form(slots.tolist())) == 0
     assert cache.match_prefix(form([1, 2, 4])).indices.tolist() == slots[:2].tolist()
     assert cache.peek_prefix(form([1, 2, 4]))[0] == 2

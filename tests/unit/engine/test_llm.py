@@ -69,7 +69,6 @@ def test_a_prompt_may_come_in_any_form(llm: LLM, convert: Callable[[list[int]], 
     assert output.prompt_token_ids == ids_of(TEXT)
     assert len(output.token_ids) == 8
     assert output.finish_reason == "length"
-    assert llm.tokenizer is not None
     assert TEXT + output.text == llm.tokenizer.decode(output.prompt_token_ids + output.token_ids)
 
 
@@ -214,7 +213,6 @@ MIXED = "Hi 😀, 中文 and cafe\u0301 👩\u200d👧!"
 
 def script(monkeypatch: pytest.MonkeyPatch, llm: LLM, text: str) -> int:
     """Let the model say `text`, whatever it is asked; returns the number of tokens."""
-    assert llm.tokenizer is not None
     tokens = llm.tokenizer.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
     monkeypatch.setattr(
         llm.engine.sampler, "sample", lambda logits, reqs: torch.tensor([tokens[req.num_output_tokens] for req in reqs])

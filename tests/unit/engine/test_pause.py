@@ -87,7 +87,6 @@ def test_a_paused_request_ends_by_its_deadline_or_an_abort() -> None:
     for rid in (late, aborted):
         engine.pause(rid)
     output = engine.abort(aborted)
-    assert output is not None
     assert (output.finish_reason, output.token_ids) == ("abort", [21])
     clock.now += 3
     output = step(engine)[late]
@@ -132,7 +131,6 @@ def test_pausing_the_first_in_line_lets_the_second_in() -> None:
     assert list(server.scheduler.waiting) == [big, small]
     server.scheduler.pause(big)
     batch = server.step()
-    assert batch is not None
     assert (batch.forward_mode, batch.reqs) == (ForwardMode.EXTEND, [small])
 
 

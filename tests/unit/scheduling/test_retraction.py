@@ -33,7 +33,6 @@ def test_more_requests_run_than_could_all_reach_their_longest_and_one_gives_way_
         s.step()
     assert (s.scheduler.retractions, first.num_output_tokens, second.num_output_tokens) == (0, 5, 5)
     batch = s.step()  # 20 slots are full: an eleventh token of each does not fit
-    assert batch is not None
     assert (batch.forward_mode, batch.reqs) == (DECODE, [first])
     assert (s.scheduler.retractions, list(s.scheduler.waiting)) == (1, [second])
     assert second.num_output_tokens == 5
@@ -134,7 +133,6 @@ def test_two_requests_never_retract_each_other_for_ever(
         before = s.scheduler.retractions
         s.scheduler.new_token_ratio.value = 0.0
         batch = s.step()
-        assert batch is not None
         if s.scheduler.retractions > before:
             assert batch.forward_mode is DECODE
             assert len(batch.sampled_reqs) >= 1
@@ -207,9 +205,7 @@ def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
     s.step()
     assert late in s.scheduler.waiting
     s.scheduler.new_token_ratio.value = 0.1
-    batch = s.step()
-    assert batch is not None
-    assert batch.reqs == [late]
+    assert s.step().reqs == [late]
 
 
 def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -> None:

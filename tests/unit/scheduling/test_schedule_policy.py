@@ -23,7 +23,6 @@ def cache_of(*sequences: Sequence[int], extra_key: Hashable = None, **options: b
     cache = RadixCache(ReqToTokenPool(4, 16), pool, **options)
     for tokens in sequences:
         slots = pool.alloc(len(tokens))
-        assert slots is not None
         pool.free(slots[: cache.insert(tokens, slots, extra_key)])
     return cache
 

@@ -47,7 +47,6 @@ def test_the_prompt_of_a_running_request_is_found_by_the_next_one() -> None:
     server.step()
     second = server.add([*A[:6], 7], max_new_tokens=2)
     batch = server.step()
-    assert batch is not None
     assert batch.reqs == [second]
     assert (second.cached_tokens, batch.input_ids.tolist()) == (6, [7])
     server.run()
@@ -60,7 +59,6 @@ def test_a_prompt_that_is_cached_to_the_end_still_computes_its_last_token() -> N
     server.serve(A[:6])
     again = server.add(A[:6])
     batch = server.step()
-    assert batch is not None
     assert again.cached_tokens == 5
     assert batch.input_ids.tolist() == [A[5]]
     server.run()
@@ -104,7 +102,6 @@ def test_log_probabilities_reach_the_requests_that_want_them() -> None:
     wanting = server.add(A[:5], max_new_tokens=2, prompt_logprobs=True)
     other = server.add(A[:5], max_new_tokens=2)
     batch = server.scheduler.schedule()
-    assert batch is not None
     assert batch.wants_prompt_logprobs
     token_ids = server.model.forward(batch)
     server.scheduler.process_batch_result(batch, token_ids, [{token_ids[0]: -0.5}, None])
@@ -204,7 +201,6 @@ def test_an_abort_makes_room_for_who_waits() -> None:
     assert second in server.scheduler.waiting
     server.abort(first)
     batch = server.step()
-    assert batch is not None
     assert (batch.forward_mode, batch.reqs) == (EXTEND, [second])
     server.run()
     assert_as_expected(server, second)
