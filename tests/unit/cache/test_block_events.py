@@ -1,6 +1,5 @@
 """What a tree reports about its blocks, operation by operation; and an engine's feed of it."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.cache.block_events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, block_hashes
+from nanoinfer.cache.block_events import AllBlocksCleared, BlockRemoved, BlockStored, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.request import AdapterKey
@@ -139,41 +138,6 @@ def test_adapters_are_reported_by_name_and_leave_together() -> None:
     cache.check_integrity()
     put(cache, range(8), AdapterKey(8, None, "sea"))  # loaded again, under the same name
     assert mirror.blocks == blocks_of_tree(cache, 4)
-
-
-def test_keys_in_use_are_not_evicted() -> None:
-    cache, mirror = reporting()
-    put(cache, range(8), "mine")
-    node = cache.match_prefix(range(6), "mine").last_node
-    cache.inc_lock_ref(node)
-    with pytest.raises(ValueError, match="locked"):
-        cache.evict_keys(lambda key: key == "mine")
-    assert len(mirror.calls) == 1
-    cache.dec_lock_ref(node)
-    assert cache.evict_keys(lambda key: key == "yours") == 0
-    assert cache.evict_keys(lambda key: key == "mine") == 8
-
-
-# --- what goes wrong -----------------------------------------------------------------------------------------------------
-
-
-def test_a_listener_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[list[BlockEvent]] = []
-
-    def listen(events: list[BlockEvent]) -> None:
-        calls.append(events)
-        raise RuntimeError("on purpose")
-
-    cache = make_cache(64, events=listen, event_block_size=4)
-    with caplog.at_level(logging.ERROR):
-        known, _ = put(cache, range(8))
-        assert known == 0
-        put(cache, [*range(4), 9, 9, 9, 9])
-        cache.evict(3)
-    assert len(calls) == 1
-    assert "on purpose" in caplog.text
-    cache.check_integrity()
-    assert cache.total_size() == 8
 
 
 # --- the feed ------------------------------------------------------------------------------------------------------

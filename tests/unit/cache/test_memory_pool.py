@@ -19,14 +19,6 @@ def kv_pool(size: int = 16, page_size: int = 1, layer_num: int = 1) -> TokenToKV
 # --- what alloc gives --------------------------------------------------------------------------------------------
 
 
-def test_alloc_gives_the_lowest_free_slots_as_int32() -> None:
-    pool = kv_pool(16)
-    slots = pool.alloc(5)
-    assert slots.dtype == torch.int32
-    assert slots.tolist() == [0, 1, 2, 3, 4]
-    assert pool.available_size() == 11
-
-
 @pytest.mark.parametrize("need_size", [-1, 1.5, "2", None])
 @pytest.mark.parametrize("method", ["alloc", "alloc_contiguous"])
 def test_a_size_that_is_no_count_is_refused_and_changes_nothing(need_size: Any, method: str) -> None:

@@ -95,17 +95,6 @@ def test_a_shared_prefix_is_paid_for_once() -> None:
     assert_as_expected(server, *reqs)
 
 
-def test_none_is_overtaken_for_being_big() -> None:
-    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
-    server.add(A[:6], max_new_tokens=5)
-    server.step()
-    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
-    server.step()
-    assert list(server.scheduler.waiting) == [big, small]
-    order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
-    assert order == [big, small]
-
-
 @pytest.mark.parametrize("disable_radix_cache", [False, True])
 @pytest.mark.parametrize("how", ["finish", "abort"])
 def test_the_next_one_comes_in_as_soon_as_one_of_several_ends(how: str, disable_radix_cache: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
-from tests.helpers.fakes import A, B, C, CountingPolicy, FakeServer, assert_as_expected, bare_step, counted_calls
+from tests.helpers.fakes import A, B, C, CountingPolicy, FakeServer, bare_step, counted_calls
 
 
 @pytest.fixture
@@ -26,22 +26,6 @@ def blocked_server(policy: CountingPolicy, num_waiting: int, **fields: Any) -> F
     policy.ranked.clear()
     server.tree.look_ups = 0
     return server
-
-
-def test_a_request_that_does_not_fit_is_not_looked_up_again_until_something_ends() -> None:
-    server = FakeServer(max_total_tokens=20)
-    running = server.add(A[:6], max_new_tokens=10)
-    server.step()
-    waiting = server.add(B[:6], max_new_tokens=5)
-    server.step()
-    before = server.tree.look_ups
-    while not running.finished:
-        assert server.tree.look_ups == before
-        server.step()
-    server.run()
-    assert server.tree.look_ups > before
-    assert_as_expected(server, running, waiting)
-    server.check_all_free()
 
 
 def test_a_step_in_which_nothing_changes_looks_nothing_up_and_ranks_nothing(policy: CountingPolicy) -> None:

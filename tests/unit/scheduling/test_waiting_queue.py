@@ -88,22 +88,6 @@ def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passe
 EXTEND = ForwardMode.EXTEND
 
 
-def first_admitted(policy: str) -> int:
-    """Which of two waiting requests, of which the second is cached, a server with one row takes first."""
-    server = FakeServer(max_running_requests=1, schedule_policy=policy)
-    server.serve(A[:6], max_new_tokens=1)
-    server.add(B[:6])
-    server.add([*A[:6], 1])
-    batch = server.step()
-    return batch.reqs[0].request_id
-
-
-def test_lpm_admits_the_cached_request_first_and_fcfs_the_first() -> None:
-    assert first_admitted("lpm") == 2
-    assert first_admitted("dfs-weight") == 2
-    assert first_admitted("fcfs") == 1
-
-
 def test_lpm_notices_what_became_cached_after_the_request_arrived() -> None:
     server = FakeServer(max_running_requests=1)
     server.add(A[:6], max_new_tokens=3)
@@ -138,13 +122,6 @@ def test_requests_that_wait_are_ranked_anew_when_the_tree_has_changed() -> None:
     order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
     assert order == [child, sibling]
     assert_as_expected(server, first, sibling, child)
-
-
-def test_those_beyond_the_window_have_their_turn_even_if_the_tree_never_changes() -> None:
-    server = FakeServer(policy_window=2, disable_radix_cache=True)
-    reqs = [server.add([10 + i], max_new_tokens=1) for i in range(5)]
-    server.run()
-    assert_as_expected(server, *reqs)
 
 
 def test_the_random_policy_is_repeated_by_its_seed() -> None:
