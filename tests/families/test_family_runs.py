@@ -200,53 +200,6 @@ def test_a_conversation_extends_only_what_is_new(
     assert_all_slots_come_back(llm.engine)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_request_reuses_the_prompt_of_one_that_is_still_running(
-    page_size: int, checkpoint: Checkpoint, oracle: Oracle
-) -> None:
-    path = checkpoint("qwen3", head_dim=24)
-    engine = LLM(path, max_total_tokens=256, page_size=page_size).engine
-    stem = random_tokens(32, seed=40)
-    longer, shorter = stem + random_tokens(3, seed=41), stem + random_tokens(6, seed=42)
-    served = serve(engine, {0: [(longer, 12)], 4: [(shorter, 4), (longer, 4)]})
-    assert_same_tokens(served, oracle(path))
-    assert [out.cached_tokens for *_, out in served] == [0, 32, 34 // page_size * page_size]
-    assert_all_slots_come_back(engine)
-
-
-def test_a_pool_that_fits_exactly_one_request_serves_all_in_turn(checkpoint: Checkpoint, oracle: Oracle) -> None:
-    path = checkpoint("llama")
-    engine = LLM(path, max_total_tokens=16).engine
-    served = serve(engine, {0: [(random_tokens(length, seed=length), 17 - length) for length in (12, 9, 1)]})
-    assert_same_tokens(served, oracle(path))
-    assert_all_slots_come_back(engine)
-
-
-def test_a_pool_filled_to_the_last_slot_is_never_promised_twice(
-    checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two requests will need all 32 slots in the end: when all is set aside, a third, however small, must not be let in."""
-    path = checkpoint("llama")
-    engine = LLM(path, max_total_tokens=32, schedule_policy="fcfs", schedule_conservativeness=11.0).engine
-    free: list[int] = []
-    running: list[int] = []
-    schedule = engine.scheduler.schedule
-
-    def watching_schedule() -> object:
-        batch = schedule()
-        free.append(engine.stats()["free_slots"])
-        running.append(len(engine.scheduler.running))
-        return batch
-
-    monkeypatch.setattr(engine.scheduler, "schedule", watching_schedule)
-    prompts = [(random_tokens(10, seed=1), 7), (random_tokens(10, seed=2), 7), (random_tokens(1, seed=3), 2)]
-    assert_same_tokens(serve(engine, {0: prompts}), oracle(path))
-    assert running == [2, 2, 2, 2, 2, 2, 2, 1, 1]
-    assert free[0] == 12
-    assert free[6] == 0
-    assert_all_slots_come_back(engine)
-
-
 @pytest.mark.parametrize(("page_size", "max_context_len"), [(1, None), (16, None), (16, 250)])
 def test_a_sequence_may_fill_the_whole_context(
     page_size: int, max_context_len: int | None, checkpoint: Checkpoint, oracle: Oracle

@@ -306,16 +306,6 @@ def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> Non
     assert llm.engine.stats()["aborted"] == aborted + 1
 
 
-def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
-    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
-    for piece in llm.stream(TEXT, greedy(50, logits_processors=[paced])):
-        assert llm.engine.is_unfinished(piece.request_id)
-        break
-    paced.open()
-    until(lambda: not llm.engine.has_unfinished(), "its end")
-    assert llm.engine.stats()["aborted"] == aborted + 1
-
-
 def test_a_stream_checks_at_once_and_queues_when_it_is_first_read(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="is empty"):
         llm.stream("")
@@ -369,6 +359,8 @@ def test_a_checkpoint_without_tokenizer_serves_ids_and_says_so_of_text_and_chats
     bare = LLM(checkpoint())
     with pytest.raises(InvalidRequestError, match="prompt 1"):
         bare.generate([[1, 2], "text"])
+    with pytest.raises(InvalidRequestError, match="stop="):
+        bare.generate([1], greedy(stop="a"))
     with pytest.raises(ValueError, match="tokenizer"):
         bare.chat(CHAT)
     (output,) = bare.generate([1, 2, 3], greedy())

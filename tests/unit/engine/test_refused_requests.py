@@ -97,17 +97,6 @@ def test_a_group_is_submitted_once(ended: bool) -> None:
     assert_all_free(engine)
 
 
-def test_text_and_stop_strings_need_a_tokenizer() -> None:
-    engine = make_engine()
-    engine.builder.tokenizer = None
-    with pytest.raises(InvalidRequestError, match="prompt"):
-        engine.add_request("abc", greedy())
-    with pytest.raises(InvalidRequestError, match="stop="):
-        engine.add_request([1], greedy(stop="a"))
-    (output,) = serve(engine, [1])
-    assert (output.token_ids, output.text) == ([2, 3, 4, 5], "")
-
-
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_request_as_long_as_the_context_or_the_pool_is_served_one_longer_refused(page_size: int) -> None:
     """The last token needs no slot."""

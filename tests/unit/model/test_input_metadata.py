@@ -139,21 +139,6 @@ def test_every_field_of_a_decode(rows: list[int], seq_lens: list[int], page_size
     assert_pages(meta, [slots[row] for row in rows], page_size)
 
 
-def test_the_worked_example_has_the_numbers_of_its_second_request() -> None:
-    runner = make_runner(rows=1, slots=64)
-    runner.req_to_token_pool.req_to_token[0, :7] = torch.arange(7)
-    meta = InputMetadata.create(runner, 1, EXTEND, [0], [12], [7], [16, 17, 18, 19, 20])
-    assert_tensor(meta.req_pool_indices, [0])
-    assert_tensor(meta.seq_lens, [12])
-    assert_tensor(meta.prefix_lens, [7])
-    assert_tensor(meta.out_cache_loc, [16, 17, 18, 19, 20])
-    assert_tensor(meta.positions, [7, 8, 9, 10, 11], torch.int64)
-    assert_tensor(meta.start_loc, [0])
-    assert_tensor(meta.extend_seq_lens, [5])
-    assert_tensor(meta.kv_indices, [0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20])
-    assert (meta.total_num_tokens, meta.max_seq_len, meta.max_extend_len) == (12, 12, 5)
-
-
 def test_new_tokens_go_where_out_cache_loc_says_even_before_the_row_knows() -> None:
     runner = make_runner()
     runner.req_to_token_pool.req_to_token[:] = 99

@@ -116,14 +116,15 @@ def test_the_next_one_comes_in_as_soon_as_one_of_several_ends(how: str, disable_
     server.check_all_free()
 
 
-def test_aborting_the_first_in_line_lets_the_second_in() -> None:
+@pytest.mark.parametrize("how", ["abort", "pause"])
+def test_without_the_first_in_line_the_second_comes_in(how: str) -> None:
     server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
     server.add(A[:6], max_new_tokens=10)
     server.step()
     big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
     server.step()
     assert list(server.scheduler.waiting) == [big, small]
-    server.abort(big)
+    server.abort(big) if how == "abort" else server.scheduler.pause(big)
     batch = server.step()
     assert (batch.forward_mode, batch.reqs) == (EXTEND, [small])
 

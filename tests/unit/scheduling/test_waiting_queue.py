@@ -9,6 +9,8 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
 from tests.helpers.fakes import A, B, C, FakeServer, admissions, assert_as_expected, expected_output, passes
 
+EXTEND = ForwardMode.EXTEND
+
 
 def starved_server(policy: str, max_overtakes: int, **fields: Any) -> tuple[FakeServer, Req]:
     """A server where what is cached goes first, and a request that has nothing cached and waits behind a running one."""
@@ -83,9 +85,6 @@ def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passe
     assert twin.cached_tokens == 39
     server.run()
     assert another.finished
-
-
-EXTEND = ForwardMode.EXTEND
 
 
 def test_lpm_notices_what_became_cached_after_the_request_arrived() -> None:
