@@ -181,17 +181,6 @@ def test_the_engine_moves_the_ratio() -> None:
     assert s.scheduler.new_token_ratio.value == 1.0  # (5 + 20) / 10 and no more
 
 
-def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
-    s = server(200, max_context_len=200, schedule_conservativeness=1.0)
-    s.add(A[:6], max_new_tokens=150)
-    s.step()
-    late = s.add(B[:50], max_new_tokens=60)
-    s.step()
-    assert late in s.scheduler.waiting
-    s.scheduler.new_token_ratio.value = 0.1
-    assert s.step().reqs == [late]
-
-
 def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -> None:
     """It has more output than they, from before it was paused, so they are retracted first."""
     options: dict[str, Any] = {"chunked_prefill_size": 4, "schedule_conservativeness": GAMBLE}

@@ -104,15 +104,3 @@ def test_equal_outputs_of_requests_side_by_side_are_kept_once() -> None:
     server.run()
     assert server.tree.total_size() == 5 + 6 - 1
     assert server.pool.available_size() == 64 - 10
-
-
-def test_requests_of_different_namespaces_share_nothing() -> None:
-    server = FakeServer()
-    reqs = [server.add(A[:5], max_new_tokens=2, extra_key=key) for key in (None, "lora-a", "lora-b", "lora-a")]
-    server.run()
-    assert [req.cached_tokens for req in reqs] == [0, 0, 0, 0]
-    again = [server.serve(A[:5], max_new_tokens=2, extra_key=key) for key in ("lora-b", "lora-c")]
-    assert [req.cached_tokens for req in again] == [4, 0]
-    assert_as_expected(server, *reqs, *again)
-    assert server.tree.total_size() == 4 * 6
-    server.check_all_free()
