@@ -149,28 +149,35 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
 
 
 @pytest.mark.parametrize(
-    ("variant", "chunk"),
+    ("variant", "page_size", "chunk", "disable_radix_cache"),
     [
-        ("llama", 1),
-        ("llama", 16),
-        ("mistral-window", 6),
-        ("mistral-window", 16),
-        ("qwen2-window-tied", 1),
-        ("qwen2-window-tied", 6),
-        ("qwen3-window-bias", 6),
-        ("gemma3-pattern-two-ropes", 1),
-        ("gemma3-pattern-two-ropes", 16),
-        ("phi3-mqa-window-tied", 6),
+        ("llama", 1, 1, False),
+        ("llama", 1, 16, False),
+        ("mistral-window", 1, 6, False),
+        ("mistral-window", 4, 16, False),
+        ("qwen2-window-tied", 1, 1, False),
+        ("qwen2-window-tied", 1, 6, True),
+        ("qwen3", 1, 2, True),
+        ("qwen3", 4, 4, False),
+        ("qwen3", 4, 13, True),
+        ("qwen3", 16, 16, True),
+        ("qwen3", 16, 33, False),
+        ("qwen3-window-bias", 1, 6, False),
+        ("gemma3-pattern-two-ropes", 1, 1, False),
+        ("gemma3-pattern-two-ropes", 4, 16, False),
+        ("phi3-mqa-window-tied", 1, 6, False),
     ],
 )
 def test_tokens_of_prompts_in_chunks_are_those_of_transformers(
-    variant: str, chunk: int, checkpoint: Checkpoint, oracle: Oracle
+    variant: str, page_size: int, chunk: int, disable_radix_cache: bool, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
     """Chunks shorter than a window, and longer."""
     family, changes = VARIANTS[variant]
     path = checkpoint(family, **changes)
-    engine = LLM(path, max_total_tokens=256, chunked_prefill_size=chunk).engine
-    served = serve(engine, {0: [(random_tokens(35, seed=70), 5), (random_tokens(3, seed=71), 9)]})
+    options = {"page_size": page_size, "chunked_prefill_size": chunk, "disable_radix_cache": disable_radix_cache}
+    engine = LLM(path, max_total_tokens=256, **options).engine
+    prompt = random_tokens(35, seed=70)
+    served = serve(engine, {0: [(prompt, 5), (random_tokens(3, seed=71), 9), ([*prompt[:30], 9], 8)]})
     assert_same_tokens(served, oracle(path))
     assert engine.stats()["extend_steps"] > 1
     assert_all_slots_come_back(engine)

@@ -14,7 +14,6 @@ import transformers
 from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, StreamPiece
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.checkpoints import greedy as transformers_greedy
-from tests.helpers.interrupts import InterruptedModel
 from tests.helpers.waiting import Paced, Worker, someone_waits, until
 
 Checkpoint = Callable[..., Path]
@@ -155,21 +154,6 @@ def test_requests_added_to_the_engine_are_not_lost_when_generate_is_called_in_be
     for rid, output in last.items():
         assert output.finished
         assert (output.token_ids, output.text) == (wanted[rid].token_ids, wanted[rid].text)
-
-
-def test_a_keyboard_interrupt_ends_all_prompts_of_the_call_and_the_next_call_works(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six prompts of which four run: two are still waiting when it comes."""
-    prompts = [[1, 10 * i + 10] for i in range(6)]
-    runner = llm.engine.model_runner
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "model", InterruptedModel(runner.model, at=3))
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompts, greedy(), use_tqdm=False)
-    until(lambda: not llm.engine.has_unfinished(), "their end")
-    llm.engine.check_integrity()
-    assert [len(output.token_ids) for output in llm.generate(prompts, greedy(), use_tqdm=False)] == [8] * 6
 
 
 # --- chat ------------------------------------------------------------------------------------------------------------
