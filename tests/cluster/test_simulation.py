@@ -119,19 +119,6 @@ def test_a_request_that_can_never_fit_is_refused_by_name() -> None:
         run_turns([(0.0, Turn((Segment(1, 8000),), Segment(2, 300)))])
 
 
-# --- policies -------------------------------------------------------------------------------------------------------
-
-
-def test_knowing_caches_beats_not_knowing_them() -> None:
-    found = {
-        policy: Report.of(simulated(settings(policy, 4), "bursts", 24.0, 8.0, warm_up=2.0)[1])
-        for policy in ("round-robin", "least-loaded", "prefix")
-    }
-    for other in ("round-robin", "least-loaded"):
-        assert found["prefix"].hit_rate > found[other].hit_rate + 0.1
-        assert found["prefix"].ttft_mean < found[other].ttft_mean
-
-
 # --- one infinitely large cache -----------------------------------------------------------------------------------------
 
 

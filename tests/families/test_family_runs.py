@@ -149,28 +149,35 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
 
 
 @pytest.mark.parametrize(
-    ("variant", "chunk"),
+    ("variant", "page_size", "chunk", "disable_radix_cache"),
     [
-        ("llama", 1),
-        ("llama", 16),
-        ("mistral-window", 6),
-        ("mistral-window", 16),
-        ("qwen2-window-tied", 1),
-        ("qwen2-window-tied", 6),
-        ("qwen3-window-bias", 6),
-        ("gemma3-pattern-two-ropes", 1),
-        ("gemma3-pattern-two-ropes", 16),
-        ("phi3-mqa-window-tied", 6),
+        ("llama", 1, 1, False),
+        ("llama", 1, 16, False),
+        ("mistral-window", 1, 6, False),
+        ("mistral-window", 4, 16, False),
+        ("qwen2-window-tied", 1, 1, False),
+        ("qwen2-window-tied", 1, 6, True),
+        ("qwen3", 1, 2, True),
+        ("qwen3", 4, 4, False),
+        ("qwen3", 4, 13, True),
+        ("qwen3", 16, 16, True),
+        ("qwen3", 16, 33, False),
+        ("qwen3-window-bias", 1, 6, False),
+        ("gemma3-pattern-two-ropes", 1, 1, False),
+        ("gemma3-pattern-two-ropes", 4, 16, False),
+        ("phi3-mqa-window-tied", 1, 6, False),
     ],
 )
 def test_tokens_of_prompts_in_chunks_are_those_of_transformers(
-    variant: str, chunk: int, checkpoint: Checkpoint, oracle: Oracle
+    variant: str, page_size: int, chunk: int, disable_radix_cache: bool, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
     """Chunks shorter than a window, and longer."""
     family, changes = VARIANTS[variant]
     path = checkpoint(family, **changes)
-    engine = LLM(path, max_total_tokens=256, chunked_prefill_size=chunk).engine
-    served = serve(engine, {0: [(random_tokens(35, seed=70), 5), (random_tokens(3, seed=71), 9)]})
+    options = {"page_size": page_size, "chunked_prefill_size": chunk, "disable_radix_cache": disable_radix_cache}
+    engine = LLM(path, max_total_tokens=256, **options).engine
+    prompt = random_tokens(35, seed=70)
+    served = serve(engine, {0: [(prompt, 5), (random_tokens(3, seed=71), 9), ([*prompt[:30], 9], 8)]})
     assert_same_tokens(served, oracle(path))
     assert engine.stats()["extend_steps"] > 1
     assert_all_slots_come_back(engine)
@@ -198,53 +205,6 @@ def test_a_conversation_extends_only_what_is_new(
         in_tree = len(prompt) + 7 - 1
         prompt = prompt + out.token_ids + random_tokens(5 + turn, seed=31 + turn)
     assert_all_slots_come_back(llm.engine)
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_request_reuses_the_prompt_of_one_that_is_still_running(
-    page_size: int, checkpoint: Checkpoint, oracle: Oracle
-) -> None:
-    path = checkpoint("qwen3", head_dim=24)
-    engine = LLM(path, max_total_tokens=256, page_size=page_size).engine
-    stem = random_tokens(32, seed=40)
-    longer, shorter = stem + random_tokens(3, seed=41), stem + random_tokens(6, seed=42)
-    served = serve(engine, {0: [(longer, 12)], 4: [(shorter, 4), (longer, 4)]})
-    assert_same_tokens(served, oracle(path))
-    assert [out.cached_tokens for *_, out in served] == [0, 32, 34 // page_size * page_size]
-    assert_all_slots_come_back(engine)
-
-
-def test_a_pool_that_fits_exactly_one_request_serves_all_in_turn(checkpoint: Checkpoint, oracle: Oracle) -> None:
-    path = checkpoint("llama")
-    engine = LLM(path, max_total_tokens=16).engine
-    served = serve(engine, {0: [(random_tokens(length, seed=length), 17 - length) for length in (12, 9, 1)]})
-    assert_same_tokens(served, oracle(path))
-    assert_all_slots_come_back(engine)
-
-
-def test_a_pool_filled_to_the_last_slot_is_never_promised_twice(
-    checkpoint: Checkpoint, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two requests will need all 32 slots in the end: when all is set aside, a third, however small, must not be let in."""
-    path = checkpoint("llama")
-    engine = LLM(path, max_total_tokens=32, schedule_policy="fcfs", schedule_conservativeness=11.0).engine
-    free: list[int] = []
-    running: list[int] = []
-    schedule = engine.scheduler.schedule
-
-    def watching_schedule() -> object:
-        batch = schedule()
-        free.append(engine.stats()["free_slots"])
-        running.append(len(engine.scheduler.running))
-        return batch
-
-    monkeypatch.setattr(engine.scheduler, "schedule", watching_schedule)
-    prompts = [(random_tokens(10, seed=1), 7), (random_tokens(10, seed=2), 7), (random_tokens(1, seed=3), 2)]
-    assert_same_tokens(serve(engine, {0: prompts}), oracle(path))
-    assert running == [2, 2, 2, 2, 2, 2, 2, 1, 1]
-    assert free[0] == 12
-    assert free[6] == 0
-    assert_all_slots_come_back(engine)
 
 
 @pytest.mark.parametrize(("page_size", "max_context_len"), [(1, None), (16, None), (16, 250)])

@@ -30,18 +30,14 @@ Oracle = Callable[[Path], transformers.PreTrainedModel]
 # --- single passes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "page_size"),
+    [
+        *((variant, 4) for variant in VARIANTS),
+        *((variant, size) for variant in ("llama", "qwen2-window-tied", "gemma3", "phi3") for size in (1, 16)),
+    ],
+)
 def test_prefill_extend_and_decode_give_the_logits_of_transformers(
-    variant: str, checkpoint: Checkpoint, oracle: Oracle
-) -> None:
-    family, changes = VARIANTS[variant]
-    path = checkpoint(family, **changes)
-    compare_all_passes(load_model(path), oracle(path), page_size=4)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("variant", ["llama", "qwen2-window-tied", "gemma3", "phi3"])
-def test_logits_do_not_depend_on_the_page_size(
     variant: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
     family, changes = VARIANTS[variant]

@@ -100,7 +100,6 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [session.generated_ids for session in scheduler.sessions.values()] == expected
 
 
-Checkpoint = Callable[..., Path]
 OF_FAMILIES: Asked = [(prompt, {**fields, "ignore_eos": i % 2 == 0}) for i, (prompt, fields) in enumerate(ASKED)]
 
 

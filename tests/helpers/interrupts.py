@@ -1,4 +1,4 @@
-"""A handler of signals that raises, and a model in which one does, for tests of what that leaves behind."""
+"""A handler of signals that raises, and an interrupt at any call of the package, for tests of what that leaves behind."""
 
 import inspect
 import signal
@@ -32,19 +32,6 @@ def raising(number: int, kind: type[BaseException] = Interrupted) -> Iterator[No
         assert signal.getsignal(number) is handler, "a handler is left"
     finally:
         signal.signal(number, before)
-
-
-class InterruptedModel:
-    """The model, until its pass number `at`: then Ctrl-C."""
-
-    def __init__(self, model: Any, at: int):
-        self.model, self.left = model, at
-
-    def __call__(self, *args: Any) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return self.model(*args)
 
 
 @contextmanager

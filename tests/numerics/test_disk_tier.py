@@ -112,20 +112,6 @@ def test_k_v_on_its_way_takes_no_more_room_than_host_memory(slow: tuple[LLM, Fet
     assert [each.token_ids for each in last[request].outputs] == [each.token_ids for each in alone.outputs]
 
 
-def test_what_has_come_when_nobody_is_considered_ends_the_step(slow: tuple[LLM, Fetches], wanted: Tokens) -> None:
-    llm, reads = slow
-    engine = llm.engine
-    requests = [engine.add_request(prompt, PARAMS) for prompt in (PROMPTS[1], PROMPTS[0])]
-    step(engine)
-    for request in requests:
-        engine.pause(request)
-    reads.run_all()
-    assert step(engine) == {}
-    for request in requests:
-        engine.resume(request)
-    assert [finish(engine)[request].token_ids for request in requests[1:]] == wanted[:1]
-
-
 def test_what_came_while_another_one_did_not_fit_is_admitted(slow: tuple[LLM, Fetches], wanted: Tokens) -> None:
     llm, reads = slow
     engine, is_ready = llm.engine, disk_of(llm.engine).is_ready

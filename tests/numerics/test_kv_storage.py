@@ -1,7 +1,6 @@
 """How K/V is stored: a storage that is registered from outside serves an engine, and kv_cache_dtype="int8" takes half of
 the memory and gives the same bits however requests are batched, chunked, retracted and cached."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,48 +24,51 @@ GREEDY = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
 Slots = torch.Tensor | slice
 
 
-def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x` [T, Hk, D] as int8 with a scale per token and head."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
-    return (x / scale).round().to(torch.int8), scale
-
-
-class Int8Storage(KVStorage):
-    """K and V as int8, with a float32 scale per token and head."""
+class NegatedStorage(KVStorage):
+    """K and V with the other sign: read as plain buffers, they would give other tokens."""
 
     def __init__(
         self, size: int, dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int, device: torch.device
     ):
-        self.dtype = dtype
-        self.numbers = [lazy_zeros((2, size, head_num, head_dim), torch.int8, device) for _ in range(layer_num)]
-        self.scales = [lazy_zeros((2, size, head_num, 1), torch.float32, device) for _ in range(layer_num)]
+        self.negated = [lazy_zeros((2, size, head_num, head_dim), dtype, device) for _ in range(layer_num)]
 
     @staticmethod
     def bytes_per_token(dtype: torch.dtype, head_num: int, head_dim: int, layer_num: int) -> int:
-        return 2 * layer_num * head_num * (head_dim + 4)
+        return 2 * layer_num * head_num * head_dim * dtype.itemsize
 
     def write(self, layer_id: int, slots: Slots, keys: torch.Tensor, values: torch.Tensor) -> None:
-        for kind, x in enumerate((keys, values)):
-            self.numbers[layer_id][kind, slots], self.scales[layer_id][kind, slots] = quantized(x)
+        self.negated[layer_id][:, slots] = -torch.stack((keys, values))
 
     def read(self, layer_id: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        kv = self.numbers[layer_id][:, slots] * self.scales[layer_id][:, slots]
-        return kv[0].to(self.dtype), kv[1].to(self.dtype)
+        keys, values = -self.negated[layer_id][:, slots]
+        return keys, values
 
 
-class RoundedStorage(PlainKVStorage):
-    """The oracle: plain buffers with the numbers that Int8Storage would give back."""
+class RoundedInt8(PlainKVStorage):
+    """The oracle of int8: plain buffers with the numbers that Int8KVStorage gives back."""
+
+    def __init__(self, size: int, dtype: torch.dtype, *shape: Any):
+        super().__init__(size, dtype, *shape)
+        self._make = lambda num: Int8KVStorage(num, dtype, *shape)
 
     def write(self, layer_id: int, slots: Slots, keys: torch.Tensor, values: torch.Tensor) -> None:
-        rounded = [numbers * scale for numbers, scale in (quantized(keys), quantized(values))]
-        super().write(layer_id, slots, rounded[0], rounded[1])
+        rounded, every = self._make(len(keys)), slice(0, len(keys))
+        rounded.write(layer_id, every, keys, values)
+        super().write(layer_id, slots, *rounded.read(layer_id, every))
+
+
+class ThroughWrite(CppAttention):
+    """The kernel, but K/V is stored by the storage's `write`."""
+
+    def store(self, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> None:
+        metadata.token_to_kv_pool.set_kv_buffer(layer.layer_id, metadata.out_cache_index, k, v)
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    KV_STORAGES.update(int8_test=Int8Storage, rounded_test=RoundedStorage)
-    yield
-    del KV_STORAGES["int8_test"], KV_STORAGES["rounded_test"]
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KV_STORAGES, "negated", NegatedStorage)
+    monkeypatch.setitem(KV_STORAGES, "rounded", RoundedInt8)
+    monkeypatch.setitem(ATTENTION_BACKENDS, "through_write", lambda dtype, device: ThroughWrite(dtype))
 
 
 def served(kv_cache_dtype: str | None, **options: object) -> tuple[LLM, list[list[int]]]:
@@ -80,13 +82,12 @@ def served(kv_cache_dtype: str | None, **options: object) -> tuple[LLM, list[lis
 
 @pytest.mark.parametrize("options", [{}, {"page_size": 4}, {"disable_radix_cache": True}, {"chunked_prefill_size": 4}])
 def test_a_storage_from_outside_serves_an_engine(options: dict[str, object]) -> None:
-    llm, tokens = served("int8_test", **options)
-    pool = llm.engine.model_runner.token_to_kv_pool
-    assert isinstance(pool.kv_storage, Int8Storage)
-    assert llm.config.kv_cache_dtype == "int8_test"
-    assert pool.kv_storage.numbers[0].any()
-    _, expected = served("rounded_test", attention_backend="torch_native")
-    assert tokens == expected
+    llm, tokens = served("negated", **options)
+    storage = llm.engine.model_runner.token_to_kv_pool.kv_storage
+    assert isinstance(storage, NegatedStorage)
+    assert llm.config.kv_cache_dtype == "negated"
+    assert storage.negated[0].any()
+    assert tokens == served(None, attention_backend="torch_native")[1]
 
 
 def test_what_is_written_to_the_plain_storage_is_read_bit_for_bit() -> None:
@@ -104,11 +105,11 @@ def test_what_is_written_to_the_plain_storage_is_read_bit_for_bit() -> None:
 
 
 def test_the_pool_is_as_large_as_the_storage_lets_memory_hold(monkeypatch: pytest.MonkeyPatch, story: LLM) -> None:
-    plain, small = story.model.kv_bytes_per_token(), story.model.kv_bytes_per_token("int8_test")
+    plain, small = story.model.kv_bytes_per_token(), story.model.kv_bytes_per_token("int8")
     assert plain == story.model.config.kv_bytes_per_token(story.model.dtype)
     assert small < plain
     monkeypatch.setattr("nanoinfer.frontends.llm.memory_for_kv", lambda device, share: 100 * small)
-    assert LLM("story", kv_cache_dtype="int8_test").config.max_total_tokens == 100
+    assert LLM("story", kv_cache_dtype="int8").config.max_total_tokens == 100
     assert LLM("story").config.max_total_tokens == 100 * small // plain
 
 
@@ -116,13 +117,13 @@ def test_without_plain_buffers_auto_attends_in_torch_and_cpp_is_refused() -> Non
     assert isinstance(select_attention_backend("auto", torch.float32, CPU, {ENCODED_KV}), TorchNativeBackend)
     need_cpp("float32")
     with pytest.raises(KernelsUnavailableError, match=r"attention_backend='cpp'.*kv_cache_dtype"):
-        LLM("story", kv_cache_dtype="int8_test", attention_backend="cpp")
+        LLM("story", kv_cache_dtype="negated", attention_backend="cpp")
 
 
 def test_a_storage_without_plain_buffers_shows_none(story: LLM) -> None:
-    pool = story.model.new_kv_pool(16, 4, "int8_test")
+    pool = story.model.new_kv_pool(16, 4, "negated")
     for show in (pool.get_key_buffer, pool.get_value_buffer):
-        with pytest.raises(ValueError, match=r"Int8Storage.*no plain buffers"):
+        with pytest.raises(ValueError, match=r"NegatedStorage.*no plain buffers"):
             show(0)
     with pytest.raises(ValueError, match="no plain buffers"):
         GeneratorTorch(story.model).pool_as_blocks(pool)
@@ -140,7 +141,7 @@ class HalfBuffers(PlainKVStorage):
         super().__init__(size, torch.float16, *shape)
 
 
-class HalfRead(Int8Storage):
+class HalfRead(NegatedStorage):
     """Wrong: it gives K/V in another dtype than the model's."""
 
     def read(self, layer_id: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,34 +168,6 @@ def test_a_storage_that_gives_something_else_is_refused_when_the_pool_is_made(
 
 DTYPES = ("float32", "bfloat16")
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, logprobs=2)
-
-
-class RoundedInt8(PlainKVStorage):
-    """The oracle: plain buffers with the numbers that Int8KVStorage gives back."""
-
-    def __init__(self, size: int, dtype: torch.dtype, *shape: Any):
-        super().__init__(size, dtype, *shape)
-        self._make = lambda num: Int8KVStorage(num, dtype, *shape)
-
-    def write(self, layer_id: int, slots: torch.Tensor | slice, keys: torch.Tensor, values: torch.Tensor) -> None:
-        rounded, every = self._make(len(keys)), slice(0, len(keys))
-        rounded.write(layer_id, every, keys, values)
-        super().write(layer_id, slots, *rounded.read(layer_id, every))
-
-
-class ThroughWrite(CppAttention):
-    """The kernel, but K/V is stored by the storage's `write`."""
-
-    def store(self, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> None:
-        metadata.token_to_kv_pool.set_kv_buffer(layer.layer_id, metadata.out_cache_index, k, v)
-
-
-@pytest.fixture(autouse=True)
-def _int8_registered() -> Iterator[None]:
-    KV_STORAGES["rounded"] = RoundedInt8
-    ATTENTION_BACKENDS["through_write"] = lambda dtype, device: ThroughWrite(dtype)
-    yield
-    del KV_STORAGES["rounded"], ATTENTION_BACKENDS["through_write"]
 
 
 @pytest.fixture(params=DTYPES)

@@ -19,7 +19,6 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from tests.helpers.adapters import save_adapter
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.checkpoints import save_checkpoint
-from tests.helpers.engines import finish, step
 from tests.helpers.fetches import Fetches
 from tests.helpers.kv_files import kv_files
 from tests.helpers.oracles import TINY_MODEL, VOCAB
@@ -315,29 +314,6 @@ def test_adapters_and_keys_have_blocks_of_their_own(model: LoadedModel, tmp_path
     assert tokens_of(llm, PROMPTS[:2], adapter="one") == wanted["two"]
     llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, extra_key="secret")
     assert storey.fetched_tokens == fetched, "not even for the same tokens and the same name"
-
-
-def test_retracted_and_paused_requests_come_back_from_host_memory(model: LoadedModel) -> None:
-    llm = small_llm(model, max_running_requests=3, max_total_tokens=104, schedule_conservativeness=0.001)
-    engine, bits = llm.engine, SameBits(llm.engine)
-    wanted = tokens_of(without_cache(model), PROMPTS)
-    ids = [engine.add_request(prompt, PARAMS) for prompt in PROMPTS]
-    step(engine)
-    engine.pause(ids[0])
-    last = finish_all_but(engine, ids[0])
-    engine.resume(ids[0])
-    last |= finish(engine)
-    assert [last[request_id].token_ids for request_id in ids] == wanted
-    assert {each for output in last.values() for each in output.cached_tokens_by_tier.values()} == {0}, "at first"
-    assert engine.stats().retractions > 0
-    assert bits.compared > 0
-
-
-def finish_all_but(engine: Any, request_id: int) -> dict[int, Any]:
-    last: dict[int, Any] = {}
-    while any(engine.is_unfinished(other) for other in engine.open_requests.groups if other != request_id):
-        last |= step(engine)
-    return last
 
 
 # --- what a feed tells of files ---------------------------------------------------------------------------------------

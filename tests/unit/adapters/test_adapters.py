@@ -23,13 +23,18 @@ from tests.helpers.waiting import run
 Checkpoint = Callable[..., Path]
 
 
+def with_adapters(checkpoint: Checkpoint, **options: Any) -> LLM:
+    path = checkpoint("llama")
+    return LLM(path, max_total_tokens=512, adapters=three_adapters(path), **options)
+
+
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cpu
 def test_the_cache_keeps_adapters_apart(checkpoint: Checkpoint) -> None:
     need_cpp("float32")  # the same bits in any batch
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     for name in (None, *NAMES):
         first, second = (llm.generate(PROMPTS[1], PARAMS, adapter=name)[0] for _ in range(2))
         assert first.cached_tokens == 0
@@ -60,7 +65,7 @@ def test_an_adapter_under_an_old_name_never_finds_the_old_kv(checkpoint: Checkpo
 
 
 def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     request_id = llm.engine.add_request(PROMPTS[0], PARAMS, adapter="small")
     llm.engine.step()
     with pytest.raises(AdapterError, match=r"adapter='small': requests use it: 1 \(the first: request_id=0\)"):
@@ -75,7 +80,7 @@ def test_an_adapter_that_is_used_is_not_unloaded(checkpoint: Checkpoint) -> None
 
 
 def test_a_request_that_was_prepared_before_its_adapter_was_unloaded_is_refused(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     stream = llm.stream(PROMPTS[0], PARAMS, adapter="small")
     llm.unload_adapter("small")
     with pytest.raises(InvalidRequestError, match="adapter='small': has been unloaded since the request was prepared"):
@@ -85,14 +90,14 @@ def test_a_request_that_was_prepared_before_its_adapter_was_unloaded_is_refused(
 
 @pytest.mark.parametrize("name", ["small", "base", "", 3, "\ud800", "a\udcff"])
 def test_a_name_that_cannot_be_is_refused(name: Any, checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     with pytest.raises(AdapterError, match=f"adapter {re.escape(repr(name))}"):
         llm.load_adapter(name, three_adapters(checkpoint("llama"))["some"])
     assert [*llm.adapters] == [*NAMES]
 
 
 def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=64, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     with pytest.raises(InvalidRequestError, match="prompt 1: adapter='x'"):
         llm.generate([[5], [6]], PARAMS, adapter=[None, "x"])
     with pytest.raises(ValueError, match="adapter: 1 for 2"):
@@ -112,7 +117,7 @@ def test_unknown_adapters_are_refused_before_anything_starts(checkpoint: Checkpo
 
 
 def test_all_callers_take_an_adapter(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     wanted = llm.generate(PROMPTS[0], PARAMS, adapter="large")[0].token_ids
     assert [token for piece in llm.stream(PROMPTS[0], PARAMS, adapter="large") for token in piece.token_ids] == wanted
     request_id = llm.engine.add_request(PROMPTS[0], PARAMS, adapter="large")
@@ -230,9 +235,6 @@ def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Pa
             assert llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids == wanted[name]
 
 
-Checkpoint = Callable[..., Path]
-
-
 def by_hand(llm: LLM) -> Fetches:
     fetches = Fetches()
     llm.engine.adapters.pool._executor = fetches
@@ -240,14 +242,12 @@ def by_hand(llm: LLM) -> Fetches:
 
 
 def alone_in_another(checkpoint: Checkpoint, name: str) -> list[int]:
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     return llm.generate(PROMPTS[0], PARAMS, adapter=name)[0].token_ids
 
 
 def test_requests_go_on_while_an_adapter_is_fetched(checkpoint: Checkpoint) -> None:
-    llm = LLM(
-        checkpoint("llama"), max_total_tokens=512, schedule_policy="fcfs", adapters=three_adapters(checkpoint("llama"))
-    )
+    llm = with_adapters(checkpoint, schedule_policy="fcfs")
     fetches, engine = by_hand(llm), llm.engine
     wanted = alone_in_another(checkpoint, "large")
     waits = engine.add_request(PROMPTS[0], PARAMS, adapter="large")
@@ -264,12 +264,7 @@ def test_requests_go_on_while_an_adapter_is_fetched(checkpoint: Checkpoint) -> N
 
 
 def test_the_least_recently_used_adapter_leaves_and_comes_back(checkpoint: Checkpoint) -> None:
-    llm = LLM(
-        checkpoint("llama"),
-        max_total_tokens=512,
-        max_adapters_on_device=2,
-        adapters=three_adapters(checkpoint("llama")),
-    )
+    llm = with_adapters(checkpoint, max_adapters_on_device=2)
 
     def use(name: str) -> list[str]:
         llm.generate(PROMPTS[0], PARAMS, adapter=name)
@@ -284,12 +279,7 @@ def test_the_least_recently_used_adapter_leaves_and_comes_back(checkpoint: Check
 
 
 def test_adapters_in_use_stay_and_others_wait_for_a_place(checkpoint: Checkpoint) -> None:
-    llm = LLM(
-        checkpoint("llama"),
-        max_total_tokens=512,
-        max_adapters_on_device=1,
-        adapters=three_adapters(checkpoint("llama")),
-    )
+    llm = with_adapters(checkpoint, max_adapters_on_device=1)
     engine = llm.engine
     first = engine.add_request(PROMPTS[0], PARAMS, adapter="small")
     engine.step()
@@ -304,7 +294,7 @@ def test_adapters_in_use_stay_and_others_wait_for_a_place(checkpoint: Checkpoint
 def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters=three_adapters(checkpoint("llama")))
+    llm = with_adapters(checkpoint)
     kind = low_rank.CppLowRank if llm.engine.stats().kernels == "cpp" else low_rank.TorchLowRank
     pack = kind.pack
 

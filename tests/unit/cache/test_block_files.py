@@ -1,6 +1,5 @@
 """BlockFiles: what one process writes, others find again; what is damaged, foreign or unsafe is a miss; the bound."""
 
-import errno
 import os
 import stat
 import time
@@ -122,27 +121,6 @@ def test_k_v_of_another_size_is_a_miss(tmp_path: Path) -> None:
 
 
 # --- disks that fail --------------------------------------------------------------------------------------------------
-
-
-class FullDisk(BlockFiles):
-    """It takes nothing more, or is read-only."""
-
-    is_full = True
-
-    def _write_file(self, name: str, content: bytes) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "full")
-        super()._write_file(name, content)
-
-
-def test_a_full_disk_loses_what_is_written_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = open_files(tmp_path, kind=FullDisk, max_bytes=10**6)
-    assert not put(files, TOKENS)
-    assert not put(files, TOKENS)
-    assert (files.lost, len(caplog.records), kv_files(tmp_path)) == (2, 1, [])
-    files.is_full = False
-    assert put(files, TOKENS)
-    assert hit(files, TOKENS) == 12
 
 
 def test_a_write_that_breaks_off_leaves_no_trace(tmp_path: Path) -> None:

@@ -30,12 +30,10 @@ def free_the_row(server: FakeServer, req: Req) -> None:
 
 
 def let_go(server: FakeServer, req: Req) -> None:
-    assert req.last_node is not None
     server.tree.dec_lock_ref(req.last_node)
 
 
 def lock_for_nobody(server: FakeServer, req: Req) -> None:
-    assert req.last_node is not None
     server.tree.inc_lock_ref(req.last_node)
 
 
@@ -104,7 +102,6 @@ def rename(cache: RadixCache, node: TreeNode) -> None:
 
 def lock_below(cache: RadixCache, node: TreeNode) -> None:
     cache.inc_lock_ref(node)
-    assert node.parent is not None
     node.parent.lock_ref = 0
 
 

@@ -13,14 +13,6 @@ from tests.helpers.trees import make_cache, put, shape, snapshot
 # --- match and insert --------------------------------------------------------------------------------------------
 
 
-def test_an_empty_tree_matches_nothing() -> None:
-    cache = make_cache()
-    match = cache.match_prefix([1, 2, 3])
-    assert match.indices.shape == (0,)
-    assert match.indices.dtype == torch.int32
-    assert match.last_node is cache.root
-
-
 def test_what_was_inserted_is_found_with_its_slots() -> None:
     cache = make_cache()
     known, slots = put(cache, [5, 6, 7, 8])
@@ -37,7 +29,6 @@ def test_what_was_inserted_is_found_with_its_slots() -> None:
 def test_tokens_may_be_a_sequence_an_array_or_a_tensor(form: Callable[[list[int]], Any]) -> None:
     cache = make_cache()
     slots = cache.token_to_kv_pool.alloc(3)
-    assert slots is not None
     assert cache.insert(form([1, 2, 3]), form(slots.tolist())) == 0
     assert cache.match_prefix(form([1, 2, 4])).indices.tolist() == slots[:2].tolist()
     assert cache.peek_prefix(form([1, 2, 4]))[0] == 2
@@ -51,20 +42,6 @@ def test_a_short_prefix_does_not_keep_a_long_sequence_in_memory() -> None:
     for array in (upper.key, upper.value):
         assert array.size == 2
         assert array.base is None, "a view of the whole"
-
-
-def test_insert_says_how_much_was_known_and_keeps_the_slots_it_had() -> None:
-    cache = make_cache()
-    _, first = put(cache, [1, 2, 3, 4])
-    known, second = put(cache, [1, 2, 7, 8, 9])
-    assert known == 2
-    assert cache.match_prefix([1, 2, 7, 8, 9]).indices.tolist() == first[:2] + second[2:]
-    assert cache.match_prefix([1, 2, 3, 4]).indices.tolist() == first
-    assert shape(cache) == [(1, [1, 2]), (2, [3, 4]), (2, [7, 8, 9])]
-    assert cache.total_size() == 7
-    assert put(cache, [1, 2, 7, 8, 9])[0] == 5
-    assert put(cache, [1, 2])[0] == 2
-    assert cache.total_size() == 7
 
 
 def test_the_tree_does_not_alias_what_callers_hold() -> None:
@@ -119,15 +96,6 @@ def test_token_ids_that_are_no_integers_are_refused(bad: Any) -> None:
 # --- pages -------------------------------------------------------------------------------------------------------
 
 
-def test_an_incomplete_page_stays_with_the_caller() -> None:
-    cache = make_cache(16, 4)
-    assert put(cache, [1, 2, 3, 4, 5, 6]) == (0, list(range(8)))
-    assert cache.total_size() == 4
-    assert cache.token_to_kv_pool.free_slots().tolist() == list(range(4, 16))
-    assert put(cache, [1, 2, 3])[0] == 0
-    assert cache.total_size() == 4
-
-
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
@@ -148,23 +116,6 @@ def test_slots_that_could_not_leave_page_by_page_are_refused(slots: list[int], m
 
 
 # --- extra_key, disable ------------------------------------------------------------------------------------------
-
-
-def test_the_same_tokens_under_another_key_never_match() -> None:
-    cache = make_cache()
-    _, plain = put(cache, [1, 2, 3])
-    assert cache.match_prefix([1, 2, 3], extra_key="lora-a").indices.tolist() == []
-    known, adapted = put(cache, [1, 2, 3, 4], extra_key="lora-a")
-    assert known == 0
-    assert put(cache, [1, 2, 3, 4], extra_key=("lora", 7))[0] == 0
-    assert cache.match_prefix([1, 2, 3, 4]).indices.tolist() == plain
-    assert cache.match_prefix([1, 2, 3, 4], "lora-a").indices.tolist() == adapted
-    assert cache.peek_prefix([1, 2, 3, 4], "lora-b")[0] == 0
-    assert cache.total_size() == 3 + 4 + 4
-    cache.match_prefix([1, 2, 9], "lora-a")  # a split keeps the namespace
-    assert cache.match_prefix([1, 2, 3, 4], "lora-a").indices.tolist() == adapted
-    assert put(cache, [1, 2, 5], extra_key="lora-a")[0] == 2
-    cache.check_integrity()
 
 
 def test_a_disabled_cache_takes_and_finds_nothing() -> None:

@@ -8,14 +8,10 @@ import pytest
 import torch
 
 from nanoinfer.cache.block_events import (
-    CPU,
     DISK,
-    GPU,
     BlockRemoved,
     BlockStored,
-    block_hashes,
     chained_hashes,
-    namespace_hash,
 )
 from nanoinfer.cache.tiers.block_files import BlockFiles
 from nanoinfer.cache.tiers.host import block_size
@@ -23,7 +19,6 @@ from nanoinfer.cache.tiers.host_memory import HostMemory
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.config import EngineConfig
 from nanoinfer.parallel.load import check_options
-from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
 from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put
 from tests.helpers.storeys import storey_of
@@ -55,25 +50,6 @@ def test_a_model_over_several_processes_is_refused() -> None:
 def engine_with(host_cache_tokens: int = 128) -> Any:
     """Room for one sequence."""
     return make_engine(slots=48, host_cache_tokens=host_cache_tokens)
-
-
-def test_an_engine_counts_what_is_stored_and_fetched_and_flushes_both() -> None:
-    engine = engine_with()
-    storey = storey_of(engine)
-    serve(engine, FIRST)
-    serve(engine, SECOND)
-    (output,) = serve(engine, FIRST)
-    assert output.cached_tokens_by_tier == {"device": 0, "host": 32, "disk": 0}
-    stats = engine.stats()
-    assert (stats.host_slots, stats.host_held_tokens, stats.host_stored_tokens, stats.host_fetched_tokens) == (
-        *(128, 64, 64),
-        32,
-    )
-    assert_all_free(engine)
-    assert (len(storey.index), storey.stored_tokens) == (0, 64), "nothing was copied there to be forgotten"
-    serve(engine, FIRST)
-    serve(engine, SECOND)
-    assert len(storey.index) == 32, "and it goes on"
 
 
 def test_host_memory_that_cannot_keep_something_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,50 +183,6 @@ def test_blocks_of_events_must_fill_those_of_the_storeys(size: int) -> None:
     assert storey_of(engine).index.listener is None
     assert [*engine.radix_cache.observers] == [storey_of(engine)], "nothing has begun"
     assert engine.block_feed(8).since(0) == []
-
-
-def test_a_block_is_told_with_its_tokens_and_what_comes_before_it() -> None:
-    calls: list[None] = []
-    blocks, tokens, hashes = (
-        TierBlocks(CPU, 4, 2, lambda: calls.append(None)),
-        np.arange(12),
-        block_hashes(range(12), 2),
-    )
-    blocks.store(tokens, namespace_hash(None, None), (None, None), [("b", 1)])
-    event = BlockStored(hashes[2:4], hashes[1], [4, 5, 6, 7], 2, None, None, CPU)
-    assert (blocks.take(), blocks.take(), len(calls)) == ([event], [], 1)
-    blocks.store(tokens, namespace_hash(None, None), (None, None), [("a", 0), ("b", 1)])
-    assert blocks.take() == [BlockStored(hashes[:2], None, [0, 1, 2, 3], 2, None, None, CPU)]
-    blocks.remove(["b", "unknown"])
-    assert blocks.take() == [BlockRemoved(hashes[2:4], CPU)]
-    assert [each.block_hashes for each in blocks.stored()] == [hashes[:2]]
-    blocks.remove(["b"])
-    assert blocks.take() == []
-    assert len(calls) == 4
-
-
-# --- host memory ------------------------------------------------------------------------------------------------------
-
-
-def test_a_block_may_be_on_the_device_and_in_host_memory() -> None:
-    engine = make_engine(slots=48, host_cache_tokens=64)
-    storey_of(engine)
-    serve(engine, FIRST)
-    serve(engine, SECOND)  # now the first one is in host memory only
-    reader = FeedReader(engine.block_feed())
-    first, second = (set(block_hashes(prompt, 16)) for prompt in (FIRST, SECOND))
-    reader.follow()
-    assert (reader.mirror.media[GPU].keys(), reader.mirror.media[CPU].keys()) == (second, first)
-    serve(engine, FIRST)
-    reader.follow()
-    assert reader.mirror.media[GPU].keys() == first
-    assert reader.mirror.media[CPU].keys() == first | second, "a copy stays where it was fetched from"
-    assert reader.mirror.blocks == blocks_of_tree(engine.radix_cache, 16)
-    engine.flush_cache()
-    reader.follow()
-    assert reader.mirror.media == {GPU: {}, CPU: {}}
-    snapshot = engine.block_feed().snapshot()
-    assert snapshot.blocks == []
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

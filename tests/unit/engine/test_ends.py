@@ -20,7 +20,6 @@ def test_aborting_a_waiting_request_removes_it_before_it_ever_runs() -> None:
     step(engine)
     output = engine.abort(second)
     engine.check_integrity()
-    assert output is not None
     assert (output.finish_reason, output.token_ids, output.text, output.finished) == ("abort", [], "", True)
     assert output.ttft is None
     assert finish(engine).keys() == {first}
@@ -39,7 +38,6 @@ def test_aborting_a_running_request_frees_its_slots_and_keeps_its_tokens_cached(
         step(engine)
     output = engine.abort(rid)
     engine.check_integrity()
-    assert output is not None
     assert (output.finish_reason, output.token_ids) == (FinishReason.ABORT, [6, 7, 8])
     assert finish(engine)[other].token_ids == [51, 52, 53, 54, 55, 56]
     (again,) = serve(engine, [1, 2, 3, 4, 5, 6, 7, 8, 9])
@@ -65,7 +63,6 @@ def test_aborting_a_request_of_n_completions_ends_running_and_waiting_ones() -> 
     rid = engine.add_request([1, 2], SamplingParams(max_new_tokens=8, n=4))
     step(engine)
     output = engine.abort(rid)
-    assert output is not None
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
     assert [len(completion.token_ids) for completion in output.outputs] == [1, 1, 0, 0]
     assert_all_free(engine)

@@ -54,24 +54,6 @@ def test_a_waiting_request_ends_at_its_deadline_without_having_run() -> None:
     assert len(finish(engine)[first].token_ids) == 9
 
 
-def test_a_half_prefilled_and_a_retracted_request_end_at_their_deadlines() -> None:
-    engine, clock = with_clock(chunked_prefill_size=8)
-    rid = engine.add_request(list(range(40)), greedy(4), timeout_s=2)
-    assert step(engine) == {}
-    clock.now += 2
-    assert step(engine)[rid].finish_reason == "timeout"
-    assert_all_free(engine)
-
-    engine, clock = with_clock(slots=20, schedule_conservativeness=0.001)
-    rids = [engine.add_request([base] * 6, greedy(10), timeout_s=50) for base in (5, 50)]
-    while not engine.stats().retractions:
-        step(engine)
-    clock.now += 50
-    assert [output.finish_reason for output in step(engine).values()] == ["timeout", "timeout"]
-    assert not any(map(engine.is_unfinished, rids))
-    assert_all_free(engine)
-
-
 def test_of_n_completions_those_end_that_have_not_yet() -> None:
     engine, clock = with_clock(eos=[7], rows=1)
     rid = engine.add_request([5], SamplingParams(max_new_tokens=6, n=3, top_k=1), timeout_s=5)
@@ -137,16 +119,6 @@ def test_each_completion_counts_and_running_ones_do_not() -> None:
         engine.add_request([2], greedy())
     finish(engine)
     assert_all_free(engine)
-
-
-def test_retracted_requests_return_to_a_full_queue() -> None:
-    engine = make_engine(slots=20, max_queue=2, schedule_conservativeness=0.001, schedule_policy="fcfs")
-    rids = [engine.add_request([base] * 6, greedy(10)) for base in (5, 50)]
-    step(engine)
-    rids += [engine.add_request([base] * 6, greedy(10)) for base in (70, 90)]
-    last = finish(engine)
-    assert engine.stats().retractions
-    assert [last[rid].token_ids[:2] for rid in rids] == [[6, 7], [51, 52], [71, 72], [91, 92]]
 
 
 def test_generate_queues_all_its_prompts_or_none() -> None:

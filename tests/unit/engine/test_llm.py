@@ -14,7 +14,6 @@ import transformers
 from nanoinfer import LLM, InvalidRequestError, RequestOutput, SamplingParams, StreamPiece
 from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.checkpoints import greedy as transformers_greedy
-from tests.helpers.interrupts import InterruptedModel
 from tests.helpers.waiting import Paced, Worker, someone_waits, until
 
 Checkpoint = Callable[..., Path]
@@ -69,7 +68,6 @@ def test_a_prompt_may_come_in_any_form(llm: LLM, convert: Callable[[list[int]], 
     assert output.prompt_token_ids == ids_of(TEXT)
     assert len(output.token_ids) == 8
     assert output.finish_reason == "length"
-    assert llm.tokenizer is not None
     assert TEXT + output.text == llm.tokenizer.decode(output.prompt_token_ids + output.token_ids)
 
 
@@ -158,21 +156,6 @@ def test_requests_added_to_the_engine_are_not_lost_when_generate_is_called_in_be
         assert (output.token_ids, output.text) == (wanted[rid].token_ids, wanted[rid].text)
 
 
-def test_a_keyboard_interrupt_ends_all_prompts_of_the_call_and_the_next_call_works(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six prompts of which four run: two are still waiting when it comes."""
-    prompts = [[1, 10 * i + 10] for i in range(6)]
-    runner = llm.engine.model_runner
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "model", InterruptedModel(runner.model, at=3))
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(prompts, greedy(), use_tqdm=False)
-    until(lambda: not llm.engine.has_unfinished(), "their end")
-    llm.engine.check_integrity()
-    assert [len(output.token_ids) for output in llm.generate(prompts, greedy(), use_tqdm=False)] == [8] * 6
-
-
 # --- chat ------------------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +197,6 @@ MIXED = "Hi 😀, 中文 and cafe\u0301 👩\u200d👧!"
 
 def script(monkeypatch: pytest.MonkeyPatch, llm: LLM, text: str) -> int:
     """Let the model say `text`, whatever it is asked; returns the number of tokens."""
-    assert llm.tokenizer is not None
     tokens = llm.tokenizer.hf_tokenizer(text, add_special_tokens=False)["input_ids"]
     monkeypatch.setattr(
         llm.engine.sampler, "sample", lambda logits, reqs: torch.tensor([tokens[req.num_output_tokens] for req in reqs])
@@ -308,16 +290,6 @@ def test_closing_a_stream_early_aborts_its_request_and_no_other(llm: LLM) -> Non
     assert llm.engine.stats()["aborted"] == aborted + 1
 
 
-def test_leaving_the_loop_over_a_stream_aborts_its_request(llm: LLM) -> None:
-    aborted, paced = llm.engine.stats()["aborted"], Paced(1)
-    for piece in llm.stream(TEXT, greedy(50, logits_processors=[paced])):
-        assert llm.engine.is_unfinished(piece.request_id)
-        break
-    paced.open()
-    until(lambda: not llm.engine.has_unfinished(), "its end")
-    assert llm.engine.stats()["aborted"] == aborted + 1
-
-
 def test_a_stream_checks_at_once_and_queues_when_it_is_first_read(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="is empty"):
         llm.stream("")
@@ -371,6 +343,8 @@ def test_a_checkpoint_without_tokenizer_serves_ids_and_says_so_of_text_and_chats
     bare = LLM(checkpoint())
     with pytest.raises(InvalidRequestError, match="prompt 1"):
         bare.generate([[1, 2], "text"])
+    with pytest.raises(InvalidRequestError, match="stop="):
+        bare.generate([1], greedy(stop="a"))
     with pytest.raises(ValueError, match="tokenizer"):
         bare.chat(CHAT)
     (output,) = bare.generate([1, 2, 3], greedy())

@@ -3,7 +3,6 @@
 import pytest
 
 from nanoinfer import AsyncEngine, SamplingParams
-from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.async_engines import run
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import A, B, C, FakeServer
@@ -55,18 +54,6 @@ def test_a_step_in_which_all_are_paused_does_nothing() -> None:
     assert_all_free(engine)
 
 
-def test_a_prompt_can_be_paused_between_its_chunks() -> None:
-    engine = make_engine(chunked_prefill_size=8)
-    rid = engine.add_request(list(range(30)), greedy(3))
-    assert step(engine) == {}
-    engine.pause(rid)
-    assert step(engine) == {}
-    assert engine.stats().evictable_slots == 8
-    engine.resume(rid)
-    assert finish(engine)[rid].token_ids == [30, 31, 32]
-    assert_all_free(engine)
-
-
 def test_all_completions_that_have_not_ended_are_paused() -> None:
     engine = make_engine(eos=[7], rows=1)
     rid = engine.add_request([5], SamplingParams(max_new_tokens=6, n=3, top_k=1))
@@ -79,20 +66,14 @@ def test_all_completions_that_have_not_ended_are_paused() -> None:
     assert [one.token_ids for one in finish(engine)[rid].outputs] == [[6, 7]] * 3
 
 
-def test_a_paused_request_ends_by_its_deadline_or_an_abort() -> None:
-    clock = Clock()
-    engine = make_engine(clock=clock)
-    late, aborted = engine.add_request([10], greedy(9), timeout_s=3), engine.add_request([20], greedy(9))
+def test_a_paused_request_ends_by_an_abort() -> None:
+    engine = make_engine()
+    rid = engine.add_request([20], greedy(9))
     step(engine)
-    for rid in (late, aborted):
-        engine.pause(rid)
-    output = engine.abort(aborted)
-    assert output is not None
+    engine.pause(rid)
+    output = engine.abort(rid)
     assert (output.finish_reason, output.token_ids) == ("abort", [21])
-    clock.now += 3
-    output = step(engine)[late]
-    assert (output.finish_reason, output.token_ids) == ("timeout", [11])
-    assert (engine.stats().paused, engine.is_unfinished(late)) == (0, False)
+    assert (engine.stats().paused, engine.is_unfinished(rid)) == (0, False)
     assert_all_free(engine)
 
 
@@ -121,19 +102,6 @@ def test_a_resumed_request_goes_ahead_of_those_never_admitted_and_one_never_admi
     assert list(server.scheduler.waiting) == [admitted, newcomer, waiting]
     server.run()
     server.check_all_free()
-
-
-def test_pausing_the_first_in_line_lets_the_second_in() -> None:
-    server = FakeServer(max_total_tokens=20, schedule_policy="fcfs")
-    server.add(A[:6], max_new_tokens=10)
-    server.step()
-    big, small = server.add(B[:15], max_new_tokens=2), server.add(C[:2], max_new_tokens=2)
-    server.step()
-    assert list(server.scheduler.waiting) == [big, small]
-    server.scheduler.pause(big)
-    batch = server.step()
-    assert batch is not None
-    assert (batch.forward_mode, batch.reqs) == (ForwardMode.EXTEND, [small])
 
 
 # --- waiting for what is paused ----------------------------------------------------------------------------------

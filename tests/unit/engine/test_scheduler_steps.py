@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer import SamplingParams
 from nanoinfer.ops.advance_step import npu_advance_step_flashattn
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request_group import PieceReader
@@ -69,21 +68,6 @@ def test_in_little_room_groups_are_shorter_and_no_request_gives_way_for_them(k: 
     (single, plain), (grouped, reqs) = served_in_24_slots(1), served_in_24_slots(k)
     assert ends(reqs) == ends(plain)
     assert 0 < grouped <= single
-
-
-def test_random_numbers_are_those_of_single_passes() -> None:
-    def tokens(k: int) -> list[list[int]]:
-        engine = make_engine(num_scheduler_steps=k, random_seed=5)
-        for i in range(4):
-            fields: dict[str, Any] = {"seed": i} if i % 2 else {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
-            engine.add_request([i], SamplingParams(max_new_tokens=5 + 3 * i, temperature=30.0, n=1 + i // 3, **fields))
-        last = finish(engine)
-        assert_all_free(engine)
-        return [completion.token_ids for rid in sorted(last) for completion in last[rid].outputs]
-
-    alone = tokens(1)
-    assert len({tuple(each[:5]) for each in alone}) == 5
-    assert all(tokens(k) == alone for k in GROUPS)
 
 
 # --- visits, steps and outputs ---------------------------------------------------------------------------------------
@@ -250,25 +234,6 @@ def test_a_deadline_that_passes_in_a_group_takes_effect_after_it() -> None:
     assert step(engine)[rid].token_ids == [2, 3, 4, 5, 6]
     last = step(engine)[rid]
     assert (last.finish_reason, len(last.token_ids)) == ("timeout", 5)
-    assert_all_free(engine)
-
-
-@pytest.mark.parametrize("change", ["abort", "pause"])
-def test_between_steps_requests_come_and_go_as_ever(change: str) -> None:
-    engine = make_engine(rows=2, num_scheduler_steps=3, page_size=4)
-    first, second = engine.add_request([1], greedy(12)), engine.add_request([50], greedy(12))
-    step(engine)
-    step(engine)
-    getattr(engine, change)(first)
-    engine.check_integrity()
-    third = engine.add_request([80], greedy(2))
-    last = step(engine)
-    assert last[third].token_ids == [81]
-    if change == "pause":
-        engine.resume(first)
-    last = finish(engine)
-    assert last[second].token_ids == list(range(51, 63))
-    assert change == "abort" or last[first].token_ids == list(range(2, 14))
     assert_all_free(engine)
 
 

@@ -49,16 +49,6 @@ def served(engine: InferenceEngine, batched: bool, settings: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_greedy_tokens_are_those_of_transformers(batched: bool, checkpoint: Checkpoint, oracle: Oracle) -> None:
-    """Of all families: tests/families/test_paged_families.py."""
-    path = checkpoint("llama")
-    lengths = [6, 9, 3, 12]
-    settings = [{"max_new_tokens": n, **GREEDY} for n in lengths]
-    expected = [greedy(oracle(path), prompt, n) for prompt, n in zip(PROMPTS, lengths, strict=True)]
-    assert served(InferenceEngine(path), batched, settings) == expected
-
-
-@pytest.mark.parametrize("batched", [False, True])
 def test_sampled_tokens_are_those_of_the_main_engine(batched: bool, checkpoint: Checkpoint) -> None:
     path = checkpoint("llama")
     settings: list[dict[str, Any]] = [
@@ -180,10 +170,6 @@ def test_a_refused_request_is_named_and_not_added(
         scheduler.add_request(prompt, **settings)
     assert (scheduler.sessions, scheduler.has_unfinished(), engine.account) == ({}, False, before)
     assert scheduler.add_request([1], max_new_tokens=1) == 0
-
-
-def test_a_prompt_as_long_as_the_context_allows_is_served(engine: InferenceEngine) -> None:
-    assert len(engine.generate([1] * 250, 6, **GREEDY)) == 6
 
 
 # --- the scheduler -----------------------------------------------------------------------------------------------

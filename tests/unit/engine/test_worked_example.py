@@ -70,7 +70,6 @@ def recorder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def assert_int32(tensor: torch.Tensor | None, expected: list[int]) -> None:
-    assert tensor is not None
     assert tensor.dtype == torch.int32
     assert tensor.tolist() == expected
 

@@ -75,83 +75,50 @@ CASES = [
     pytest.param([3, 0, 5], [5, 9, 1], [0, 0, 0], id="several, no prefix"),
     pytest.param([2, 4, 1, 0], [17, 33, 8, 16], [16, 0, 7, 4], id="several, with and without prefix"),
     pytest.param([5, 1], [40, 40], [39, 0], id="up to the context length"),
+    pytest.param([2, 0, 4], [16, 17, 1], None, id="decode"),
+    pytest.param([1, 5], [40, 33], None, id="decode up to the context length"),
 ]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize(("rows", "seq_lens", "prefix_lens"), CASES)
-def test_every_field_of_an_extend(rows: list[int], seq_lens: list[int], prefix_lens: list[int], page_size: int) -> None:
+def test_every_field(rows: list[int], seq_lens: list[int], prefix_lens: list[int] | None, page_size: int) -> None:
     runner = make_runner(page_size=page_size)
     slots = laid_out(runner, rows, seq_lens, seed=len(rows))
-    spans = list(zip(rows, seq_lens, prefix_lens, strict=True))
-    out = [slots[row][position] for row, seq, prefix in spans for position in range(prefix, seq)]
-    meta = InputMetadata.create(runner, 1, EXTEND, rows, seq_lens, prefix_lens, out, return_normalized_logprob=True)
-    new_lens = [seq - prefix for _, seq, prefix in spans]
+    mode = DECODE if prefix_lens is None else EXTEND
+    starts = [seq - 1 for seq in seq_lens] if prefix_lens is None else prefix_lens
+    positions = [range(start, seq) for start, seq in zip(starts, seq_lens, strict=True)]
+    new_lens = [len(each) for each in positions]
+    out = [slots[row][position] for row, each in zip(rows, positions, strict=True) for position in each]
+    extends = mode is EXTEND
+    meta = InputMetadata.create(runner, 1, mode, rows, seq_lens, prefix_lens, out, return_normalized_logprob=extends)
 
-    assert meta.forward_mode is EXTEND
+    assert meta.forward_mode is mode
     assert (meta.batch_size, meta.total_num_tokens, meta.max_seq_len) == (len(rows), sum(seq_lens), max(seq_lens))
-    assert meta.max_extend_len == max(new_lens)
     assert meta.req_to_token_pool is runner.req_to_token_pool
     assert meta.token_to_kv_pool is runner.token_to_kv_pool
     assert meta.model_runner is runner
-    assert meta.return_normalized_logprob is True
-    assert meta.other_kv_index is None
-    assert meta.out_cache_cont_start is None
-    assert meta.out_cache_cont_end is None
+    assert meta.return_normalized_logprob is extends
+    assert (meta.out_cache_cont_start, meta.out_cache_cont_end) == (None, None)
     assert_tensor(meta.req_pool_indices, rows)
     assert_tensor(meta.seq_lens, seq_lens)
-    assert_tensor(meta.prefix_lens, prefix_lens)
     assert_tensor(meta.start_loc, cumulative(seq_lens)[:-1])
-    assert_tensor(meta.extend_seq_lens, new_lens)
-    assert_tensor(meta.extend_start_loc, cumulative(new_lens)[:-1])
     assert_tensor(meta.qo_indptr, cumulative(new_lens))
     assert_tensor(meta.kv_indptr, cumulative(seq_lens))
     assert_tensor(meta.out_cache_loc, out)
-    assert_tensor(meta.positions, [p for _, seq, prefix in spans for p in range(prefix, seq)], torch.int64)
+    assert_tensor(meta.positions, [position for each in positions for position in each], torch.int64)
     assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
     assert_tensor(meta.kv_last_page_len, [1] * len(rows))
     assert_pages(meta, [slots[row] for row in rows], page_size)
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize(("rows", "seq_lens"), [([0], [1]), ([2, 0, 4], [16, 17, 1]), ([1, 5], [40, 33])])
-def test_every_field_of_a_decode(rows: list[int], seq_lens: list[int], page_size: int) -> None:
-    runner = make_runner(page_size=page_size)
-    slots = laid_out(runner, rows, seq_lens, seed=7)
-    out = [slots[row][-1] for row in rows]
-    meta = InputMetadata.create(runner, 1, DECODE, rows, seq_lens, None, out)
-
-    assert meta.forward_mode is DECODE
-    assert (meta.batch_size, meta.total_num_tokens, meta.max_seq_len) == (len(rows), sum(seq_lens), max(seq_lens))
-    assert (meta.prefix_lens, meta.extend_seq_lens, meta.extend_start_loc) == (None, None, None)
-    assert meta.return_normalized_logprob is False
-    assert meta.other_kv_index == out[0]
-    assert isinstance(meta.other_kv_index, int)
-    assert_tensor(meta.req_pool_indices, rows)
-    assert_tensor(meta.seq_lens, seq_lens)
-    assert_tensor(meta.start_loc, cumulative(seq_lens)[:-1])
-    assert_tensor(meta.positions, [seq - 1 for seq in seq_lens], torch.int64)
-    assert_tensor(meta.out_cache_loc, out)
-    assert_tensor(meta.qo_indptr, list(range(len(rows) + 1)))
-    assert_tensor(meta.kv_indptr, cumulative(seq_lens))
-    assert_tensor(meta.kv_indices, [slot for row in rows for slot in slots[row]])
-    assert_tensor(meta.kv_last_page_len, [1] * len(rows))
-    assert_pages(meta, [slots[row] for row in rows], page_size)
-
-
-def test_the_worked_example_has_the_numbers_of_its_second_request() -> None:
-    runner = make_runner(rows=1, slots=64)
-    runner.req_to_token_pool.req_to_token[0, :7] = torch.arange(7)
-    meta = InputMetadata.create(runner, 1, EXTEND, [0], [12], [7], [16, 17, 18, 19, 20])
-    assert_tensor(meta.req_pool_indices, [0])
-    assert_tensor(meta.seq_lens, [12])
-    assert_tensor(meta.prefix_lens, [7])
-    assert_tensor(meta.out_cache_loc, [16, 17, 18, 19, 20])
-    assert_tensor(meta.positions, [7, 8, 9, 10, 11], torch.int64)
-    assert_tensor(meta.start_loc, [0])
-    assert_tensor(meta.extend_seq_lens, [5])
-    assert_tensor(meta.kv_indices, [0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20])
-    assert (meta.total_num_tokens, meta.max_seq_len, meta.max_extend_len) == (12, 12, 5)
+    if extends:
+        assert (meta.max_extend_len, meta.other_kv_index) == (max(new_lens), None)
+        assert_tensor(meta.prefix_lens, starts)
+        assert_tensor(meta.extend_seq_lens, new_lens)
+        assert_tensor(meta.extend_start_loc, cumulative(new_lens)[:-1])
+    else:
+        assert (meta.prefix_lens, meta.extend_seq_lens, meta.extend_start_loc) == (None, None, None)
+        assert meta.other_kv_index == out[0]
+        assert isinstance(meta.other_kv_index, int)
 
 
 def test_new_tokens_go_where_out_cache_loc_says_even_before_the_row_knows() -> None:

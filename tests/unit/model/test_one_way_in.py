@@ -1,4 +1,4 @@
-"""One way into the model: what changes in the network's forward, or in attention, changes for every caller."""
+"""One way into the model: a backend, or a scale and a softcap in attention, serve every caller; and what is refused."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -17,14 +17,12 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.layers.radix_attention import RadixAttention
-from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS
-from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
+from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.paged import Caller
 
@@ -62,73 +60,7 @@ def paged_tokens(generator: GeneratorTorch) -> list[list[int]]:
     return [list(tokens) for tokens in zip(*steps, strict=True)]
 
 
-# --- a change in the network's forward ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def changed_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The network's forward with a scale and a softcap that reverses the vocabulary's order, too: others win then."""
-    original = LlamaForCausalLM.forward
-
-    def change(logits: torch.Tensor) -> torch.Tensor:
-        return 3.0 * torch.tanh(logits.flip(-1) / 3.0)
-
-    def forward(
-        self: LlamaForCausalLM, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata
-    ) -> LogitsOutput:
-        output = original(self, input_ids, positions, input_metadata)
-        return replace(output, logits=change(output.logits))
-
-    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    return change
-
-
-@pytest.fixture
-def wanted_tokens(
-    changed_forward: Callable[[torch.Tensor], torch.Tensor], checkpoint: Checkpoint, oracle: Oracle
-) -> list[list[int]]:
-    """What transformers' logits, changed in the same way, make of the prompts."""
-    answers = []
-    for prompt in PROMPTS:
-        ids = list(prompt)
-        for _ in range(NEW):
-            with torch.no_grad():
-                ids.append(int(changed_forward(oracle(checkpoint())(torch.tensor([ids])).logits[0, -1]).argmax()))
-        answers.append(ids[len(prompt) :])
-    return answers
-
-
-def test_the_engine_sees_a_change_of_forward(wanted_tokens: list[list[int]], checkpoint: Checkpoint) -> None:
-    assert engine_tokens(LLM(checkpoint(), max_total_tokens=64)) == wanted_tokens
-
-
-def test_sessions_see_a_change_of_forward(wanted_tokens: list[list[int]], checkpoint: Checkpoint) -> None:
-    engine = InferenceEngine(checkpoint())
-    assert session_tokens(engine) == wanted_tokens
-    alone = InferenceSession(engine, NEW, temperature=0.0, stop_on_eos=False)
-    alone.prefill(list(PROMPTS[0]))
-    while not alone.finished:
-        alone.step_once()
-    assert alone.generated_ids == wanted_tokens[0]
-
-
-def test_forward_tensor_sees_a_change_of_forward(
-    wanted_tokens: list[list[int]],
-    changed_forward: Callable[[torch.Tensor], torch.Tensor],
-    checkpoint: Checkpoint,
-    oracle: Oracle,
-) -> None:
-    generator = GeneratorTorch(checkpoint())
-    assert paged_tokens(generator) == wanted_tokens
-    caller, ids = Caller(generator, 16, 4), list(PROMPTS[0])
-    with torch.no_grad():
-        whole = changed_forward(oracle(checkpoint())(torch.tensor([[*ids, 3, 4]])).logits[0])
-    close(caller.prefill({0: ids}), whole[:7])  # logits of all rows, of some, and of drafts
-    close(Caller(generator, 16, 4).prefill({0: ids}, lm_head_indices=torch.tensor([5, 2])), whole[[5, 2]])
-    close(caller.decode({0: [3, 4]}, q_lens=[2], spec_mask=torch.zeros(2, 9)), whole[7:])
-
-
-# --- the door ----------------------------------------------------------------------------------------------------
+# --- logits, and what is refused -----------------------------------------------------------------------------
 
 
 def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpoint: Checkpoint) -> None:

@@ -40,17 +40,6 @@ def test_the_speculative_form() -> None:
     }
 
 
-def test_many_steps_walk_through_the_blocks_of_each_row() -> None:
-    arguments = example(seq_lens=[0, 2, 0, 0], block_tables=[[5, 2, 6], [1, 7, 0], [2, 8, 8], [3, 9, 9]])
-    walked = []
-    for _ in range(10):
-        npu_advance_step_flashattn(**arguments)
-        walked.append(arguments["slot_mapping"].tolist())
-    assert [slots[0] for slots in walked] == [20, 21, 22, 23, 8, 9, 10, 11, 24, 25]
-    assert [slots[1] for slots in walked] == [6, 7, 28, 29, 30, 31, 0, 1, 2, 3]
-    assert {tuple(slots[2:]) for slots in walked} == {(-1, -1)}
-
-
 def test_padding_rows_need_no_blocks() -> None:
     arguments = example(block_tables=[[5, 2], [1, 7], [-1, -1], [-1, -1]], seq_lens=[3, 4, 1000, -5])
     npu_advance_step_flashattn(**arguments)

@@ -6,7 +6,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
-from tests.helpers.fakes import FakeServer, expected_output
+from tests.helpers.fakes import FakeServer, assert_as_expected
 
 EXTEND, DECODE = ForwardMode.EXTEND, ForwardMode.DECODE
 A, B, C = range(100, 200), range(200, 300), range(300, 400)  # tokens of prompts that share nothing
@@ -42,8 +42,7 @@ def test_a_long_prompt_is_extended_in_pieces_between_decode_passes_of_the_others
         ("DECODE", [1, 1]),
         *[("DECODE", [1])] * 4,
     ]
-    for req in (short, long):
-        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    assert_as_expected(s, short, long)
     s.check_all_free()
 
 
@@ -82,8 +81,7 @@ def test_what_goes_on_counts_towards_max_prefill_tokens_of_its_pass() -> None:
     s = server(chunked_prefill_size=10, max_prefill_tokens=8)
     reqs = [s.add(A[:14], max_new_tokens=2), s.add(B[:3], max_new_tokens=2), s.add(C[:2], max_new_tokens=2)]
     assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3]), ("EXTEND", [2])]
-    for req in reqs:
-        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    assert_as_expected(s, *reqs)
 
 
 def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() -> None:
@@ -112,8 +110,7 @@ def test_behind_a_prompt_that_goes_on_later_no_other_comes_into_its_pass() -> No
     s = server(page_size=4, chunked_prefill_size=7)
     reqs = [s.add(A[:9], max_new_tokens=2), s.add(B[:2], max_new_tokens=2)]
     assert passes(s)[:2] == [("EXTEND", [4]), ("EXTEND", [5, 2])]
-    for req in reqs:
-        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    assert_as_expected(s, *reqs)
 
 
 def test_a_chunk_whose_slots_cannot_be_had_waits_and_its_request_gives_way() -> None:
@@ -125,8 +122,7 @@ def test_a_chunk_whose_slots_cannot_be_had_waits_and_its_request_gives_way() -> 
     history = passes(s)
     assert history[:14] == [("DECODE", [1]), ("EXTEND", [2])] * 6 + [("DECODE", [1])] * 2
     assert (running.num_retractions, filling.num_retractions) == (0, 1)
-    for req in (running, filling):
-        assert (req.output_ids, req.finish_reason) == expected_output(req, s.vocab_size)
+    assert_as_expected(s, running, filling)
     s.check_all_free()
 
 
@@ -188,7 +184,7 @@ def test_a_half_prefilled_request_can_be_aborted(page_size: int, disable_radix_c
     assert (req.output_ids, req.finish_reason) == ([], "abort")
     assert s.tree.peek_prefix(list(A))[0] == (0 if disable_radix_cache else 8)
     s.run()
-    assert other.output_ids == expected_output(other, s.vocab_size)[0]
+    assert_as_expected(s, other)
     s.check_all_free()
 
 

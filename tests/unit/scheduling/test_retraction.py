@@ -1,4 +1,4 @@
-"""Retraction: who gives way when a decode step cannot have its slots, and that the outputs do not show it."""
+"""Retraction: who gives way when a decode step cannot have its slots or pages, and that the outputs do not show it."""
 
 from typing import Any
 
@@ -33,7 +33,6 @@ def test_more_requests_run_than_could_all_reach_their_longest_and_one_gives_way_
         s.step()
     assert (s.scheduler.retractions, first.num_output_tokens, second.num_output_tokens) == (0, 5, 5)
     batch = s.step()  # 20 slots are full: an eleventh token of each does not fit
-    assert batch is not None
     assert (batch.forward_mode, batch.reqs) == (DECODE, [first])
     assert (s.scheduler.retractions, list(s.scheduler.waiting)) == (1, [second])
     assert second.num_output_tokens == 5
@@ -100,22 +99,6 @@ def test_retracted_requests_come_before_all_others_and_the_last_retracted_first(
     s.check_all_free()
 
 
-@pytest.mark.parametrize("disable_radix_cache", [False, True])
-@pytest.mark.parametrize("page_size", [1, 2, 4])
-def test_a_retracted_request_can_be_aborted(page_size: int, disable_radix_cache: bool) -> None:
-    s = server(24, page_size=page_size, disable_radix_cache=disable_radix_cache)
-    first, second = s.add(A[:6], max_new_tokens=12), s.add(B[:6], max_new_tokens=12)
-    while not second.num_retractions:
-        s.step()
-    returned = second.output_ids
-    s.abort(second)
-    assert (second.output_ids, second.finish_reason) == (returned, "abort")
-    assert not s.scheduler.waiting
-    s.run()
-    assert_as_expected(s, first)
-    s.check_all_free()
-
-
 # --- why it always goes on -------------------------------------------------------------------------------------------
 
 
@@ -134,7 +117,6 @@ def test_two_requests_never_retract_each_other_for_ever(
         before = s.scheduler.retractions
         s.scheduler.new_token_ratio.value = 0.0
         batch = s.step()
-        assert batch is not None
         if s.scheduler.retractions > before:
             assert batch.forward_mode is DECODE
             assert len(batch.sampled_reqs) >= 1
@@ -199,19 +181,6 @@ def test_the_engine_moves_the_ratio() -> None:
     assert s.scheduler.new_token_ratio.value == 1.0  # (5 + 20) / 10 and no more
 
 
-def test_a_falling_ratio_lets_the_first_in_line_in_without_a_look_up() -> None:
-    s = server(200, max_context_len=200, schedule_conservativeness=1.0)
-    s.add(A[:6], max_new_tokens=150)
-    s.step()
-    late = s.add(B[:50], max_new_tokens=60)
-    s.step()
-    assert late in s.scheduler.waiting
-    s.scheduler.new_token_ratio.value = 0.1
-    batch = s.step()
-    assert batch is not None
-    assert batch.reqs == [late]
-
-
 def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -> None:
     """It has more output than they, from before it was paused, so they are retracted first."""
     options: dict[str, Any] = {"chunked_prefill_size": 4, "schedule_conservativeness": GAMBLE}
@@ -229,3 +198,53 @@ def test_all_that_decode_may_give_way_to_a_prompt_that_is_computed_in_chunks() -
     assert outputs[short].token_ids == list(range(52, 67))
     assert engine.stats().retractions >= 1
     assert_all_free(engine)
+
+
+# --- pages, and passes that fail -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disable_radix_cache", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_pass_that_failed_is_undone_by_abort(page_size: int, disable_radix_cache: bool) -> None:
+    server = FakeServer(page_size=page_size, disable_radix_cache=disable_radix_cache)
+    server.serve(A[:8], max_new_tokens=1)
+    cached = server.tree.total_size()
+    failing = [server.add(A[:9]), server.add(B[:9])]
+    assert server.scheduler.schedule() is not None  # no model runs: nothing of what is new has K/V
+    server.abort(*failing)
+    assert server.tree.total_size() == cached
+    running = server.add(C[:4], max_new_tokens=5)
+    server.step()
+    assert server.scheduler.schedule() is not None  # and the same for a decode
+    server.abort(running)
+    assert server.tree.peek_prefix(running.token_ids[:5])[0] == (0 if disable_radix_cache else 4)
+    server.check_all_free()
+
+
+def test_a_decode_takes_a_new_page_only_where_the_last_one_is_full() -> None:
+    server = FakeServer(page_size=4)
+    req = server.add(A[:3], max_new_tokens=8)
+    free = []
+    while (batch := server.step()) is not None and not req.finished:
+        free.append((batch.seq_lens.tolist()[0], server.pool.available_size()))
+    assert free == [(3, 60), (4, 60), (5, 56), (6, 56), (7, 56), (8, 56), (9, 52)]
+
+
+def test_a_decode_in_pages_that_have_room_needs_no_slot_and_nobody_gives_way() -> None:
+    """All four pages are taken, and two tokens of each request still fit into them."""
+    server = FakeServer(max_total_tokens=16, page_size=4, schedule_conservativeness=0.001)
+    reqs = [server.add(A[:5], max_new_tokens=4), server.add(B[:5], max_new_tokens=4)]
+    server.run()
+    assert server.scheduler.retractions == 0
+    assert_as_expected(server, *reqs)
+
+
+def test_a_decode_needs_a_page_for_each_full_one_and_for_no_other() -> None:
+    """One page is left: enough when one of two requests fills its last page, and not when both do."""
+    for second, max_new_tokens, retractions in (B[:5], 3, 0), (B[:6], 7, 1):
+        server = FakeServer(max_total_tokens=20, page_size=4, schedule_conservativeness=0.001)
+        reqs = [server.add(A[:6], max_new_tokens=7), server.add(second, max_new_tokens)]
+        server.run()
+        assert server.scheduler.retractions == retractions
+        assert_as_expected(server, *reqs)
+        server.check_all_free()

@@ -15,11 +15,8 @@ def test_a_long_prefix_is_computed_by_one_request_while_the_others_wait_a_step()
     long = range(1000, 1040)
     first, equal = server.add(long), server.add(long)
     branching, other = server.add([*long[:35], *B[:5]]), server.add([*long[:20], *C])
+    assert server.step().reqs == [first, other], "the last one shares too little to wait for it"
     batch = server.step()
-    assert batch is not None
-    assert batch.reqs == [first, other], "the last one shares too little to wait for it"
-    batch = server.step()
-    assert batch is not None
     assert set(batch.reqs) == {equal, branching}
     assert batch.forward_mode is EXTEND
     assert (equal.cached_tokens, branching.cached_tokens, other.cached_tokens) == (39, 35, 0)
@@ -34,9 +31,7 @@ def test_each_of_several_prefixes_that_begin_with_the_same_tokens_is_computed_on
     server = FakeServer(max_total_tokens=512, page_size=page_size, max_context_len=128, schedule_policy="fcfs")
     one, two = [*A[:8], *range(1000, 1032)], [*A[:8], *range(2000, 2032)]
     firsts, others = [server.add(one), server.add(two)], [server.add(tokens) for tokens in (two, one, two, one)]
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == firsts
+    assert server.step().reqs == firsts
     server.run()
     assert [req.cached_tokens for req in others] == [40 - page_size] * 4
     assert_as_expected(server, *firsts, *others)
@@ -47,9 +42,7 @@ def test_the_same_tokens_at_another_place_of_the_tree_are_not_waited_for() -> No
     server.serve(A[:4], max_new_tokens=1)
     long = range(1000, 1040)
     reqs = [server.add([*A[:4], *long]), server.add(long)]
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == reqs
+    assert server.step().reqs == reqs
     server.run()
     assert_as_expected(server, *reqs)
 
@@ -59,9 +52,7 @@ def test_only_whole_pages_are_worth_waiting_for(shared: int, waits: bool) -> Non
     server = FakeServer(max_total_tokens=252, page_size=12, max_context_len=128)
     long = range(1000, 1040)
     first, second = server.add(long), server.add([*long[:shared], *B[: 45 - shared]])
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == ([first] if waits else [first, second])
+    assert server.step().reqs == ([first] if waits else [first, second])
     server.run()
     assert second.cached_tokens == (36 if waits else 0)
     assert_as_expected(server, first, second)
@@ -73,9 +64,7 @@ def test_nobody_waits_where_nothing_can_be_shared(fields: dict[str, Any]) -> Non
     long = range(1000, 1040)
     keys = (None, None) if fields else ("lora-a", "lora-b")
     reqs = [server.add(long, extra_key=key) for key in keys]
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == reqs
+    assert server.step().reqs == reqs
     server.run()
     server.check_all_free()
 
@@ -83,7 +72,6 @@ def test_nobody_waits_where_nothing_can_be_shared(fields: dict[str, Any]) -> Non
 def test_a_pool_held_from_outside_is_an_error_not_an_endless_loop() -> None:
     server = FakeServer(max_total_tokens=20)
     held = server.pool.alloc(15)
-    assert held is not None
     req = server.add(A[:6], max_new_tokens=5)
     with pytest.raises(RuntimeError, match="5 of 20 slots"):
         server.scheduler.schedule()
@@ -97,9 +85,7 @@ def test_two_equal_prompts_in_one_pass_end_up_in_the_same_slots(page_size: int) 
     server = FakeServer(max_total_tokens=16 * page_size, page_size=page_size, max_context_len=256)
     prompt = range(1000, 1000 + 2 * page_size + page_size // 2)  # two pages, and a half where there are halves
     reqs = [server.add(prompt, max_new_tokens=3) for _ in range(3)]
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == reqs
+    assert server.step().reqs == reqs
     assert all(req.cached_tokens == 0 for req in reqs)  # all three computed everything
     shared = 2 * page_size
     rows = [server.cache.rows[req.req_pool_idx, : len(prompt)].tolist() for req in reqs]
@@ -118,15 +104,3 @@ def test_equal_outputs_of_requests_side_by_side_are_kept_once() -> None:
     server.run()
     assert server.tree.total_size() == 5 + 6 - 1
     assert server.pool.available_size() == 64 - 10
-
-
-def test_requests_of_different_namespaces_share_nothing() -> None:
-    server = FakeServer()
-    reqs = [server.add(A[:5], max_new_tokens=2, extra_key=key) for key in (None, "lora-a", "lora-b", "lora-a")]
-    server.run()
-    assert [req.cached_tokens for req in reqs] == [0, 0, 0, 0]
-    again = [server.serve(A[:5], max_new_tokens=2, extra_key=key) for key in ("lora-b", "lora-c")]
-    assert [req.cached_tokens for req in again] == [4, 0]
-    assert_as_expected(server, *reqs, *again)
-    assert server.tree.total_size() == 4 * 6
-    server.check_all_free()

@@ -1,4 +1,5 @@
-"""The order in which the waiting are considered; no request waits forever: the bound of waiting_queue.py, exactly."""
+"""The order in which the waiting are considered, and what that costs; no request waits forever: the bound of
+waiting_queue.py, exactly."""
 
 from typing import Any
 
@@ -7,7 +8,22 @@ import pytest
 
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.req import Req
-from tests.helpers.fakes import A, B, C, FakeServer, admissions, assert_as_expected, expected_output, passes
+from nanoinfer.scheduling.policy import SCHEDULE_POLICIES
+from tests.helpers.fakes import (
+    A,
+    B,
+    C,
+    CountingPolicy,
+    FakeServer,
+    admissions,
+    assert_as_expected,
+    bare_step,
+    counted_calls,
+    expected_output,
+    passes,
+)
+
+EXTEND = ForwardMode.EXTEND
 
 
 def starved_server(policy: str, max_overtakes: int, **fields: Any) -> tuple[FakeServer, Req]:
@@ -85,26 +101,6 @@ def test_one_in_front_that_shares_with_the_pass_closes_it_instead_of_being_passe
     assert another.finished
 
 
-EXTEND = ForwardMode.EXTEND
-
-
-def first_admitted(policy: str) -> int:
-    """Which of two waiting requests, of which the second is cached, a server with one row takes first."""
-    server = FakeServer(max_running_requests=1, schedule_policy=policy)
-    server.serve(A[:6], max_new_tokens=1)
-    server.add(B[:6])
-    server.add([*A[:6], 1])
-    batch = server.step()
-    assert batch is not None
-    return batch.reqs[0].request_id
-
-
-def test_lpm_admits_the_cached_request_first_and_fcfs_the_first() -> None:
-    assert first_admitted("lpm") == 2
-    assert first_admitted("dfs-weight") == 2
-    assert first_admitted("fcfs") == 1
-
-
 def test_lpm_notices_what_became_cached_after_the_request_arrived() -> None:
     server = FakeServer(max_running_requests=1)
     server.add(A[:6], max_new_tokens=3)
@@ -123,9 +119,7 @@ def test_a_request_that_arrives_behind_a_blocked_one_is_ranked_at_once() -> None
     blocked = server.add(B[:12], max_new_tokens=6)
     server.step()
     relative = server.add([*A[:6], 1], max_new_tokens=2)
-    batch = server.step()
-    assert batch is not None
-    assert batch.reqs == [relative]
+    assert server.step().reqs == [relative]
     assert blocked in server.scheduler.waiting
 
 
@@ -141,13 +135,6 @@ def test_requests_that_wait_are_ranked_anew_when_the_tree_has_changed() -> None:
     order = [req for mode, reqs in passes(server) if mode is EXTEND for req in reqs]
     assert order == [child, sibling]
     assert_as_expected(server, first, sibling, child)
-
-
-def test_those_beyond_the_window_have_their_turn_even_if_the_tree_never_changes() -> None:
-    server = FakeServer(policy_window=2, disable_radix_cache=True)
-    reqs = [server.add([10 + i], max_new_tokens=1) for i in range(5)]
-    server.run()
-    assert_as_expected(server, *reqs)
 
 
 def test_the_random_policy_is_repeated_by_its_seed() -> None:
@@ -168,3 +155,82 @@ def test_the_policy_looks_at_the_longest_waiting_only() -> None:
     order = [batch[0] for mode, batch in passes(server) if mode is EXTEND]
     assert order[0] is reqs[0]
     assert set(order) == set(reqs)
+
+
+# --- what a step costs while many wait -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> CountingPolicy:
+    """`lpm`, registered under the name `counting`."""
+    policy = CountingPolicy("lpm")
+    monkeypatch.setitem(SCHEDULE_POLICIES, "counting", policy)
+    return policy
+
+
+def blocked_server(policy: CountingPolicy, num_waiting: int, **fields: Any) -> FakeServer:
+    """One long request runs, `num_waiting` wait, none of which fits beside it; nothing has been counted yet."""
+    server = FakeServer(max_total_tokens=40, schedule_policy="counting", **fields)
+    server.add(A[:5], max_new_tokens=30)
+    server.step()
+    for i in range(num_waiting):
+        server.add([1000 + i] * 5, max_new_tokens=10)
+    policy.ranked.clear()
+    server.tree.look_ups = 0
+    return server
+
+
+def test_a_step_in_which_nothing_changes_looks_nothing_up_and_ranks_nothing(policy: CountingPolicy) -> None:
+    server = blocked_server(policy, 1000)
+    bare_step(server)
+    window = server.config.policy_window
+    assert policy.ranked == [window]
+    assert server.tree.look_ups <= window + 1, "each in the window once, and one was tried"
+    before = server.tree.look_ups
+    for _ in range(5):
+        bare_step(server)
+    assert policy.ranked == [window]
+    assert server.tree.look_ups == before, "not even the first in line: nothing has ended since it did not fit"
+
+
+def test_an_arrival_costs_at_most_the_policy_window(policy: CountingPolicy) -> None:
+    server = blocked_server(policy, 1000, policy_window=16)
+    bare_step(server)
+    before = server.tree.look_ups
+    server.add([5], max_new_tokens=38)
+    bare_step(server)
+    assert policy.ranked == [16, 16]
+    assert server.tree.look_ups - before <= 16 + 1
+
+
+def test_the_waiting_are_ranked_anew_after_an_arrival_or_an_insertion_and_only_then(policy: CountingPolicy) -> None:
+    server = FakeServer(max_running_requests=2, schedule_policy="counting")
+    first, second = server.add(A[:4], max_new_tokens=4), server.add(B[:4], max_new_tokens=8)
+    server.step()
+    ranked = 1
+    assert policy.ranked == [2], "those of one arrival are ranked together"
+    server.add(C[:4], max_new_tokens=2)
+    while not first.finished:
+        server.step()
+        assert len(policy.ranked) == ranked, "no row is free: no request can be admitted"
+    server.step()  # its tokens went to the tree, so what waits may have become cached
+    assert policy.ranked == [2, 1]
+    server.run()
+    assert policy.ranked == [2, 1]
+    assert second.finished
+
+
+@pytest.mark.parametrize("policy", SCHEDULE_POLICIES)
+def test_a_step_does_the_same_work_however_many_wait(policy: str) -> None:
+    counts = []
+    for num_waiting in (200, 800):
+        server = FakeServer(max_total_tokens=40, schedule_policy=policy, random_seed=0)
+        server.add(A[:5], max_new_tokens=30)
+        server.step()
+        for i in range(num_waiting):
+            server.add([1000 + i] * 5, max_new_tokens=10)
+        with counted_calls() as calls:
+            bare_step(server)
+            bare_step(server)
+        counts.append(calls)
+    assert counts[0] == counts[1]
