@@ -170,12 +170,11 @@ class Ranks:
 
     def why_broken(self) -> BaseException | None:
         """`broken`, or what it will be because a rank has ended since the last pass. May be called from any thread."""
-        ended = self.members.ended() if self.broken is None and self._owner == os.getpid() else []
-        return _ended(ended[0]) if self.broken is None and ended else self.broken
+        if self.broken is None and (ended := self.members.ended()):
+            return _ended(ended[0])
+        return self.broken
 
     def _check(self) -> None:
-        if self._owner != os.getpid():
-            raise RankError("this process was forked from the one that has the other ranks of the model: load it again")
         if self.broken is not None:
             raise RankError(str(self.broken)) from self.broken
         if ended := self.members.ended():
