@@ -42,13 +42,13 @@ class StartedRanks(Members):
     def __init__(self, size: int, port: int):
         self._size, self._owner = size, os.getpid()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        command = [sys.executable, "-P", "-m", "nanoinfer.parallel.worker", "--size", str(size), "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "nanoinfer.parallel.worker"]
         # What this process can import, the others can, too, wherever it has found it.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         try:
             for rank in range(1, size):
                 self._processes[rank] = subprocess.Popen(
-                    [*command, "--rank", str(rank), "--parent", str(os.getpid())],
+                    [*command, *map(str, (rank, size, port, os.getpid()))],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                     start_new_session=True,  # the terminal's Ctrl-C is for rank 0
@@ -103,9 +103,8 @@ class Ranks:
         self.size = communicator.shard.size
         self.broken: BaseException | None = None
         self._owner, self._is_closed = os.getpid(), False
-        weakref.finalize(
-            self, members.end, False
-        ).atexit = False  # at exit, the engine's loop closes it, after the last pass
+        # At exit, the engine's loop closes it, after the last pass.
+        weakref.finalize(self, members.end, False).atexit = False
 
     @classmethod
     def start(cls, size: int) -> "Ranks":

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.bench import report
 from nanoinfer.cluster.simulate.cluster import ClusterSettings, Simulation
 from nanoinfer.cluster.simulate.outcome import Report
 from nanoinfer.cluster.simulate.traces import make_trace
@@ -90,15 +91,11 @@ COLUMNS = (
 
 def table(runs: dict[str, Any]) -> str:
     """Runs by name, a line each, in Markdown whose columns are aligned in the text, too."""
-    lines = [["run", *(head for head, *_ in COLUMNS)]]
-    for name, run in runs.items():
-        cells = [text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS]
-        lines.append([name, *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    first = [line[0].ljust(widths[0]) for line in lines]
-    others = [[cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)] for line in lines]
-    return "\n".join(f"| {' | '.join([name, *cells])} |" for name, cells in zip(first, others, strict=True))
+    rows = [
+        [name, *(text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS)]
+        for name, run in runs.items()
+    ]
+    return report.table(["run", *(head for head, *_ in COLUMNS)], rows)
 
 
 PANELS = (
