@@ -48,8 +48,8 @@ class TraceData:
         writer: Any = None,
     ):
         """Start without requests and events. `decode` makes the texts of tokens as they occur; without it, they are `texts`
-        and `pieces`. `writer`: the Recorder that
-        adds to it, which is asked for the latest events before they are read."""
+        and `pieces`. `writer`: the Recorder that adds to it, which is asked for the latest events before they are
+        read."""
         self.engine = engine
         self.requests: list[TraceRequest] = []
         self.num_steps = 0

@@ -1,5 +1,5 @@
-"""Simulations by name, several at a time; their results in a file, as a table for a terminal and a page, and as a picture:
-policies by the number of replicas."""
+"""Simulations by name, several at a time; their results in a file, and as a picture: policies by
+the number of replicas."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.bench import report
 from nanoinfer.cluster.simulate.cluster import ClusterSettings, Simulation
 from nanoinfer.cluster.simulate.outcome import Report
 from nanoinfer.cluster.simulate.traces import make_trace
@@ -75,27 +74,6 @@ def read_results(path: str) -> dict[str, Any]:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no file of results ({error})") from error
     return content
-
-
-COLUMNS = (
-    ("requests", "{:,}", "requests", 1),
-    ("hits", "{:.1f} %", "hit_rate", 100.0),
-    ("of one cache for all", "{:.1f} %", "ideal_hit_rate", 100.0),
-    ("TTFT mean", "{:.1f} ms", "ttft_mean", 1e3),
-    ("p50", "{:.1f} ms", "ttft_p50", 1e3),
-    ("p99", "{:.1f} ms", "ttft_p99", 1e3),
-    ("tok/s per replica", "{:,.0f}", "tokens_per_second", 1.0),
-    ("imbalance", "{:.2f}", "imbalance", 1.0),
-)
-
-
-def table(runs: dict[str, Any]) -> str:
-    """Runs by name, a line each, in Markdown whose columns are aligned in the text, too."""
-    rows = [
-        [name, *(text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS)]
-        for name, run in runs.items()
-    ]
-    return report.table(["run", *(head for head, *_ in COLUMNS)], rows)
 
 
 PANELS = (
