@@ -90,6 +90,8 @@ class EngineConfig:
         in_order = sorted(fields(self), key=lambda field: field.name != "page_size")  # others are multiples of it
         for name, kind in ((field.name, field.type) for field in in_order):
             value, optional, least = getattr(self, name), kind == int | None, LEAST.get(name, 1)
+            if kind is bool and not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r}: must be True or False")
             if kind not in (int, int | None) or (optional and value is None):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -104,9 +106,6 @@ class EngineConfig:
         factor = self.schedule_conservativeness
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise ValueError(f"schedule_conservativeness={factor!r}: must be a number above 0")
-        for name in ("disable_radix_cache", "adaptive_drafts"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         self._check_drafters()
         self._check_storeys()
         if self.max_total_tokens % self.page_size:
