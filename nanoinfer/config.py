@@ -1,14 +1,14 @@
 """EngineConfig: the settings with which a model is served, validated and frozen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
 from nanoinfer.requests.keywords import with_aliases
 
 MOST_DRAFT_TOKENS = 64
-OPTIONAL = ("chunked_prefill_size", "max_queue", "host_cache_tokens", "cache_dir_max_bytes")
+LEAST = {"random_seed": 0}  # of the integers that may be below 1
 MOST_ADAPTERS = 65_536  # each place takes memory in every layer
 
 
@@ -54,8 +54,7 @@ class EngineConfig:
     - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
       memory (see `adapters/pool.py`).
     - `drafter`: who proposes tokens that one pass then checks together, or several of them. The tokens are the same (see
-      `drafting/`). Of several, the one that promises most is asked first; among equals, and without `adaptive_drafts`, the
-      first. None: nobody.
+      `drafting/`). Of several, they are asked in the given order, until one has an idea. None: nobody.
     - `num_draft_tokens`: most drafts of a request in one pass.
     - `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts have cost and brought so far.
       False: always draft as much as possible.
@@ -88,27 +87,15 @@ class EngineConfig:
     adaptive_drafts: bool = True
 
     def __post_init__(self) -> None:
-        for name in (
-            "page_size",
-            "max_running_requests",
-            "max_total_tokens",
-            "max_context_len",
-            "max_prefill_tokens",
-            "policy_window",
-            "max_overtakes",
-            "chunked_prefill_size",
-            "max_queue",
-            "num_scheduler_steps",
-            "max_adapters_on_device",
-            "num_draft_tokens",
-            "host_cache_tokens",
-            "cache_dir_max_bytes",
-        ):
-            value, optional = getattr(self, name), name in OPTIONAL
-            if optional and value is None:
+        in_order = sorted(fields(self), key=lambda field: field.name != "page_size")  # others are multiples of it
+        for name, kind in ((field.name, field.type) for field in in_order):
+            value, optional, least = getattr(self, name), kind == int | None, LEAST.get(name, 1)
+            if kind is bool and not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r}: must be True or False")
+            if kind not in (int, int | None) or (optional and value is None):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be {'None or ' * optional}an integer of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: must be {'None or ' * optional}an integer of at least {least}")
         for name, most in (("num_draft_tokens", MOST_DRAFT_TOKENS), ("max_adapters_on_device", MOST_ADAPTERS)):
             if getattr(self, name) > most:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in 1..{most}")
@@ -119,12 +106,6 @@ class EngineConfig:
         factor = self.schedule_conservativeness
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise ValueError(f"schedule_conservativeness={factor!r}: must be a number above 0")
-        seed = self.random_seed
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(f"random_seed={seed!r}: must be None or an integer of at least 0")
-        for name in ("disable_radix_cache", "adaptive_drafts"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be True or False")
         self._check_drafters()
         self._check_storeys()
         if self.max_total_tokens % self.page_size:

@@ -76,9 +76,8 @@ def serve(
     if llm.tokenizer is None:
         raise ValueError("demo: this model has no tokenizer files, but the demo's prompts are text")
     size = min(200, llm.config.max_context_len // 2, llm.config.max_total_tokens // 2)
-    llm.generate(
-        [1] * size, SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)
-    )  # first passes take longer
+    params = SamplingParams(max_new_tokens=4, temperature=0, ignore_eos=True)
+    llm.generate([1] * size, params)  # first passes take longer
     turns, chat = list[dict[str, Any]](), [*messages]
     for question in questions:
         chat.append({"role": "user", "content": question})

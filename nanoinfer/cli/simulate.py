@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoinfer.bench.report import table
 from nanoinfer.cli.options import check_folders
 
 if TYPE_CHECKING:
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
 
 WHAT = ("sweep", "calibrate", "show")
 MOST_RUNNING, LONGEST_CONTEXT = 256, 131_072  # of a replica: requests side by side, tokens
+COLUMNS = (
+    ("requests", "{:,}", "requests", 1),
+    ("hits", "{:.1f} %", "hit_rate", 100.0),
+    ("of one cache for all", "{:.1f} %", "ideal_hit_rate", 100.0),
+    ("TTFT mean", "{:.1f} ms", "ttft_mean", 1e3),
+    ("p50", "{:.1f} ms", "ttft_p50", 1e3),
+    ("p99", "{:.1f} ms", "ttft_p99", 1e3),
+    ("tok/s per replica", "{:,.0f}", "tokens_per_second", 1.0),
+    ("imbalance", "{:.2f}", "imbalance", 1.0),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print the table, write and draw."""
-    from nanoinfer.cluster.simulate.sweep import draw, read_results, table
+    from nanoinfer.cluster.simulate.sweep import draw, read_results
     from nanoinfer.cluster.simulate.traces import TRACES
 
     if args.trace == "help":
@@ -63,10 +74,19 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "calibrate":
         return _calibrate(args)
     runs = (read_results(args.out) if args.what == "show" else _simulate(args))["runs"]
-    print(table(runs))
+    print(_table(runs))
     if args.figure:
         draw(list(runs.values()), Path(args.figure))
     return 0
+
+
+def _table(runs: dict[str, Any]) -> str:
+    """Runs by name, a line each, in Markdown whose columns are aligned in the text, too."""
+    rows = [
+        [name, *(text.format(factor * run[key]) if key in run else "–" for _, text, key, factor in COLUMNS)]
+        for name, run in runs.items()
+    ]
+    return table(["run", *(head for head, *_ in COLUMNS)], rows)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -160,29 +161,18 @@ def fit(passes: Sequence[MeasuredPass], source: str = "") -> PassCosts:
 
 
 def least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """x >= 0 with the least `|matrix x - wanted|²` (Lawson and Hanson's active sets, 1974). Columns may be dependent."""
+    """x >= 0 with the least `|matrix x - wanted|²`. Of the columns that it uses it is the plain solution, and there are so
+    few columns that every choice of them can be tried. They may be dependent."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    scaled, size = matrix / scale, matrix.shape[1]
-    used, x = np.zeros(size, dtype=bool), np.zeros(size)
-    for _ in range(10 * size):
-        gradient = scaled.T @ (wanted - scaled @ x)
-        gradient[used] = -np.inf
-        best = int(np.argmax(gradient))
-        if gradient[best] <= 1e-10 * max(1.0, len(wanted)):
-            break
-        used[best] = True
-        while True:
-            trial = np.zeros(size)
-            trial[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
-            below = used & (trial <= 0)
-            if not below.any():
-                break
-            step = np.min(x[below] / np.maximum(x[below] - trial[below], 1e-300))
-            x = x + step * (trial - x)
-            used &= x > 1e-14
-            x[~used] = 0.0
-        x = trial
+    scaled, x = matrix / scale, np.zeros(matrix.shape[1])
+    least = np.linalg.norm(wanted)
+    for choice in product((False, True), repeat=len(x)):
+        used, trial = np.array(choice), np.zeros(len(x))
+        trial[used] = np.linalg.lstsq(scaled[:, used], wanted, rcond=None)[0]
+        distance = np.linalg.norm(scaled @ trial - wanted)
+        if (trial >= 0).all() and distance < least:
+            x, least = trial, distance
     return x / scale
 
 

@@ -90,9 +90,8 @@ class Policy(ABC):
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}  # by request id
-        self._at: dict[
-            str, set[str]
-        ] = {}  # replica → the ids of its requests; in the order in which replicas were added
+        # Replica → the ids of its requests; in the order in which replicas were added.
+        self._at: dict[str, set[str]] = {}
 
     @property
     def replicas(self) -> list[str]:

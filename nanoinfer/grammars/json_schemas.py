@@ -114,9 +114,8 @@ def _compiled_bound(keyword: str, value: float, whole: bool) -> float:
     if value != int(value):
         rounding = ROUND_CEILING if sign > 0 else ROUND_FLOOR
         return float(Context(15, rounding).create_decimal(repr(value)))
-    if (
-        abs(value) >= 2**52
-    ):  # the next whole number that is a double, and allowed as the compiler writes it, with few digits
+    if abs(value) >= 2**52:
+        # The next whole number that is a double, and allowed as the compiler writes it, with few digits.
         number = float(max(-LARGEST, min(value, LARGEST)))
         while any(sign * (each - value) < is_excluded for each in (int(number), int(Decimal(repr(number))))):
             number = math.nextafter(number, sign * math.inf)

@@ -10,11 +10,8 @@ import numpy as np
 from nanoinfer.requests.tokenizer import REPLACEMENT
 
 CHECKED_TOGETHER = 500  # tokens, whose bytes are compared with the text that the tokenizer decodes them to
-ANCHORS = (
-    "\x02",
-    "a",
-    " ",
-)  # a text is encoded behind one of these where the tokenizer changes the beginning of a text
+# A text is encoded behind one of these where the tokenizer changes the beginning of a text.
+ANCHORS = ("\x02", "a", " ")
 
 
 class Vocabulary:

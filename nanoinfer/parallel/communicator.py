@@ -63,7 +63,8 @@ class Communicator(ABC):
     def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         """The columns of all ranks side by side, in rank 0; None in the others. `x` [T, widths[rank]]."""
         padded = torch.nn.functional.pad(x, (0, max(widths) - x.shape[1])).contiguous()
-        parts = self._gather(padded.view(torch.uint8))  # as bytes: not all libraries know all types
+        self.check()
+        parts = self.gather(padded.view(torch.uint8))  # as bytes: not all libraries know all types
         if parts is None:
             return None
         return torch.cat([part.view(x.dtype)[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
@@ -104,10 +105,6 @@ class Communicator(ABC):
     def _gather_all(self, x: torch.Tensor) -> list[torch.Tensor]:
         self.check()
         return self.gather_all(x.contiguous())
-
-    def _gather(self, x: torch.Tensor) -> list[torch.Tensor] | None:
-        self.check()
-        return self.gather(x)
 
     # What a library has to provide. `x` is contiguous and has the same shape and dtype in all ranks.
 

@@ -42,13 +42,13 @@ class StartedRanks(Members):
     def __init__(self, size: int, port: int):
         self._size, self._owner = size, os.getpid()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        command = [sys.executable, "-P", "-m", "nanoinfer.parallel.worker", "--size", str(size), "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "nanoinfer.parallel.worker"]
         # What this process can import, the others can, too, wherever it has found it.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         try:
             for rank in range(1, size):
                 self._processes[rank] = subprocess.Popen(
-                    [*command, "--rank", str(rank), "--parent", str(os.getpid())],
+                    [*command, *map(str, (rank, size, port, os.getpid()))],
                     stdin=subprocess.DEVNULL,
                     env=environment,
                     start_new_session=True,  # the terminal's Ctrl-C is for rank 0
@@ -103,9 +103,8 @@ class Ranks:
         self.size = communicator.shard.size
         self.broken: BaseException | None = None
         self._owner, self._is_closed = os.getpid(), False
-        weakref.finalize(
-            self, members.end, False
-        ).atexit = False  # at exit, the engine's loop closes it, after the last pass
+        # At exit, the engine's loop closes it, after the last pass.
+        weakref.finalize(self, members.end, False).atexit = False
 
     @classmethod
     def start(cls, size: int) -> "Ranks":
@@ -170,12 +169,11 @@ class Ranks:
 
     def why_broken(self) -> BaseException | None:
         """`broken`, or what it will be because a rank has ended since the last pass. May be called from any thread."""
-        ended = self.members.ended() if self.broken is None and self._owner == os.getpid() else []
-        return _ended(ended[0]) if self.broken is None and ended else self.broken
+        if self.broken is None and (ended := self.members.ended()):
+            return _ended(ended[0])
+        return self.broken
 
     def _check(self) -> None:
-        if self._owner != os.getpid():
-            raise RankError("this process was forked from the one that has the other ranks of the model: load it again")
         if self.broken is not None:
             raise RankError(str(self.broken)) from self.broken
         if ended := self.members.ended():

@@ -1,6 +1,6 @@
-"""A rank other than 0: `python -m nanoinfer.parallel.worker`. It has a share of weights and K/V, and obeys rank 0."""
+"""A rank other than 0: `python -m nanoinfer.parallel.worker RANK SIZE PORT PARENT`. It has a share of weights and K/V, and
+obeys rank 0."""
 
-import argparse
 import os
 import signal
 import sys
@@ -78,18 +78,11 @@ class Worker:
         self._runner.run(*told_pass(message, self._runner, self._adapters.tables))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Serve rank 0, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nanoinfer.parallel.worker", description="A rank of a split model; an LLM starts it."
-    )
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--port", type=int, required=True, help="of rank 0's store, where the ranks find each other")
-    parser.add_argument("--parent", type=int, required=True, help="the process that this one must not outlive")
-    args = parser.parse_args(arguments)
-    threading.Thread(target=_end_with, args=(args.parent,), daemon=True).start()
-    return serve_rank(Meeting.at_port(args.rank, args.size, args.port))
+def main(rank: int, size: int, port: int, parent: int) -> int:
+    """Serve rank 0, and return the exit code. `port`: of rank 0's store, where the ranks find each other. `parent`: the
+    process that this one must not outlive."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    return serve_rank(Meeting.at_port(rank, size, port))
 
 
 def _end_with(parent: int) -> None:
@@ -121,7 +114,7 @@ def serve_rank(meeting: Meeting) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = main(*map(int, sys.argv[1:]))
     if code:
         # Threads of a connection that was never closed are still there: if Python ends in good order, C++ aborts it.
         sys.stderr.flush()

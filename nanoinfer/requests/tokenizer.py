@@ -300,11 +300,7 @@ def whole_characters(
             continue
         incomplete.append(token)
         text = decode(incomplete)
-        if (
-            text.endswith(REPLACEMENT) and len(incomplete) < 4 and i + 1 < len(tokens)
-        ):  # a character has at most 4 bytes
-            pieces[i] = ""
-        else:
-            pieces[i] = text
-            incomplete = []
+        pieces[i] = ""
+        if not text.endswith(REPLACEMENT) or len(incomplete) == 4 or i + 1 == len(tokens):  # of at most 4 bytes
+            pieces[i], incomplete = text, []
     return pieces

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from reprlib import repr as repr_in_short
 from typing import Any
 
+from nanoinfer.requests.keywords import ALIASES
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
@@ -17,17 +18,12 @@ from nanoinfer.server.protocol import ChatRequest, CompletionRequest, Generation
 from nanoinfer.server.service import Service
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+OTHERS = ("min_tokens", "min_new_tokens", "sampling_seed", "no_stop_trim")
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NAMES = {  # the client's name → that of SamplingParams
-    **{name: name for name in SamplingFields.model_fields if name not in ("n", "ebnf")},
-    "ebnf": "grammar",
-    "min_tokens": "min_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "sampling_seed": "seed",
-    "no_stop_trim": "include_stop_str_in_output",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
+    name: name if name in SamplingParams.__dataclass_fields__ else ALIASES[name]
+    for name in (*SamplingFields.model_fields, *OTHERS, *GUIDED)
+    if name != "n"
 }
 NO_SEED = -1  # vLLM's clients ask for none with it
 ANY_OBJECT = {"type": "object"}

@@ -11,7 +11,7 @@ Empty fields are left out. The same run gives the same file, except for the time
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from nanoinfer.requests.tokenizer import REPLACEMENT, whole_characters
 from nanoinfer.trace import events as ev
@@ -22,16 +22,6 @@ HEAD = {"format": "nanoinfer trace", "version": 3}
 BAD = (TypeError, LookupError, ValueError, AttributeError, RuntimeError, AssertionError)  # what a wrong entry causes
 T = TypeVar("T", bound="TraceData")
 Decode = Callable[[Sequence[int]], str]
-
-
-class Writer(Protocol):
-    """Adds to a trace while it grows. A Recorder is one."""
-
-    def settle(self) -> None:
-        """Add what has happened up to now."""
-
-    def stop(self) -> None:
-        """Stop adding."""
 
 
 class TraceData:
@@ -55,10 +45,11 @@ class TraceData:
         texts: Mapping[int, str] | None = None,
         pieces: Mapping[int, dict[int, str]] | None = None,
         decode: Decode | None = None,
-        writer: Writer | None = None,
+        writer: Any = None,
     ):
         """Start without requests and events. `decode` makes the texts of tokens as they occur; without it, they are `texts`
-        and `pieces`. `writer` is asked for the latest events before they are read."""
+        and `pieces`. `writer`: the Recorder that adds to it, which is asked for the latest events before they are
+        read."""
         self.engine = engine
         self.requests: list[TraceRequest] = []
         self.num_steps = 0

@@ -8,7 +8,7 @@ import pytest
 
 from nanoinfer.cluster.simulate.replica import Clock
 from nanoinfer.cluster.simulate.sessions import VOCAB_SIZE, Segment, Session, SessionRun, Turn, chain
-from nanoinfer.cluster.simulate.traces import TRACES, Arrivals, Trace, make_trace
+from nanoinfer.cluster.simulate.traces import TRACES, Trace, arrivals, make_trace
 
 ANSWER = Segment(99, 5)
 
@@ -41,7 +41,7 @@ def test_a_run_stops_before_its_end_and_can_go_on() -> None:
 
 @pytest.mark.parametrize("shape", [1.0, 0.3])
 def test_arrivals_have_their_rate_and_their_bursts(shape: float) -> None:
-    times = list(Arrivals(5.0, shape).times(Random(1), 4000.0))
+    times = list(arrivals(Random(1), 5.0, shape, 4000.0))
     gaps = np.diff(times)
     assert len(times) / 4000 == pytest.approx(5.0, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(shape**-0.5, rel=0.05)

@@ -30,7 +30,7 @@ def ranks_below(parent: int) -> list[int]:
             for pid in map(int, children.read_text().split()):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 if "nanoinfer.parallel.worker" in command:
-                    found[int(command[command.index("--rank") + 1])] = pid
+                    found[int(command[command.index("nanoinfer.parallel.worker") + 1])] = pid
     return [found[rank] for rank in sorted(found)]
 
 

@@ -86,7 +86,7 @@ def test_messages_of_exceptions_are_logged_only_where_prompts_may_be(
     def serve(app: Any, sock: socket.socket) -> None:
         logging.getLogger("nanoinfer.access").info("a line of the access log")
         logging.getLogger("nanoinfer.engine").info("a line per step")
-        for name in ("nanoinfer.engine", "nanoinfer.frontends.deliveries", "uvicorn.error"):
+        for name in ("nanoinfer.engine", "nanoinfer.server", "uvicorn.error"):
             try:
                 raise KeyError("hu" + "sh") from ValueError("hu" + "sh")  # the log shows lines of code
             except KeyError:
@@ -101,7 +101,7 @@ def test_messages_of_exceptions_are_logged_only_where_prompts_may_be(
     assert ("hush" in log) == shown
     assert log.count("a line of the access log") == 1
     assert "a line per step" not in log
-    for name in ("nanoinfer.engine", "nanoinfer.frontends.deliveries", "uvicorn.error"):
+    for name in ("nanoinfer.engine", "nanoinfer.server", "uvicorn.error"):
         assert log.count(f"{name} failed") == 1
     assert log.count("KeyError") >= 3
     assert "test_serve.py" in log, "where it was raised is told"

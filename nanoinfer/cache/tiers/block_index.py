@@ -104,12 +104,6 @@ class BlockIndex:
         starts = np.array([block.start for block in self._from(tokens, extra_key, start)], dtype=np.int64)
         return self.slots_of(starts)[start % self.block_size :]
 
-    def next_held(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int | None:
-        """The position of the first held block of `tokens` at or behind `start`; None if there is none."""
-        path = self._path(tokens, extra_key)
-        held = (i for i in range(start // self.block_size, len(path)) if path[i].start is not None)
-        return next((i * self.block_size for i in held), None)
-
     def add(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Give slots to the blocks of `tokens` (int64 `[k]`) that end behind position `start`, as far as they have none.
 

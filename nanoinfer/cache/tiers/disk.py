@@ -124,11 +124,6 @@ class DiskTier:
         """True while K/V is on its way."""
         return bool(self._reads)
 
-    def tokens_coming(self, req: Req) -> int:
-        """How many tokens' K/V is on its way for `req`, which waits for it; 0 if none is."""
-        read = self._reads.get(req)
-        return 0 if read is None else read.end - read.above
-
     def is_ready(self, req: Req) -> bool:
         """False while K/V for `req` is on its way from files; it is, if there is some. False, too, while so much is on its
         way for others that host memory has no room for more."""

@@ -62,12 +62,8 @@ def replicas_application(settings: ClusterSettings) -> serve.Application:
     deployment = serve.deployment(
         name="Replica",
         ray_actor_options={"num_cpus": settings.cpus_per_replica},
-        max_ongoing_requests=MOST_ONGOING,
         request_router_config=config,
-        graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=settings.health_check_period_s,
-        health_check_timeout_s=settings.health_check_timeout_s,
+        **_of_both(settings),
         **number,
     )(Replica)
     # A door no longer asks a replica that is told to end, and must not count as dead while that one finishes its calls.
@@ -91,13 +87,19 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
         name="Door",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": {ON_HEAD: 0.001}},  # where what listens for Serve is
-        max_ongoing_requests=MOST_ONGOING,
-        graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        graceful_shutdown_wait_loop_s=0.2,
-        health_check_period_s=settings.health_check_period_s,
-        health_check_timeout_s=settings.health_check_timeout_s,
+        **_of_both(settings),
     )(serve.ingress(build)())
     return deployment.bind()
+
+
+def _of_both(settings: ClusterSettings) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": MOST_ONGOING,
+        "graceful_shutdown_timeout_s": settings.drain_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": settings.health_check_period_s,
+        "health_check_timeout_s": settings.health_check_timeout_s,
+    }
 
 
 def fleet_arguments(settings: ClusterSettings, config: EngineConfig | None = None) -> dict[str, Any]:

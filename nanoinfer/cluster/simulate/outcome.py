@@ -1,6 +1,5 @@
 """Outcome: what happened in a run, and what it comes to in a few figures."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,7 +77,8 @@ class Report:
         output = sum(each.output_tokens for each in requests)
         ttft = [each.ttft for each in requests]
         p50, p99 = np.percentile(ttft, [50, 99])
-        computed = _computed_by(requests, replicas)
+        tokens = [each.turn.prompt_tokens - each.cached_tokens + each.output_tokens for each in requests]
+        computed = np.bincount([each.replica for each in requests], weights=tokens, minlength=replicas)
         return cls(
             requests=len(requests),
             open=outcome.open,
@@ -90,9 +90,3 @@ class Report:
             tokens_per_second=output / (outcome.measured_until - outcome.measured_from) / replicas,
             imbalance=float(computed.max() / computed.mean()),
         )
-
-
-def _computed_by(requests: Sequence[SimRequest], replicas: int) -> np.ndarray:
-    """How many tokens each replica computed: prompts', where they were not cached, and outputs'."""
-    tokens = [each.turn.prompt_tokens - each.cached_tokens + each.output_tokens for each in requests]
-    return np.bincount([each.replica for each in requests], weights=tokens, minlength=replicas)

@@ -20,25 +20,12 @@ from typing import ClassVar
 from nanoinfer.cluster.simulate.sessions import Segment, Session, Turn, mixed
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """`rate` arrivals per second, with gaps from a Gamma distribution of this `shape`: 1 is Poisson, less comes in bursts.
-
-    The gaps' standard deviation is `1 / sqrt(shape)` times their mean. ValueError if the rate is not above 0.
-    """
-
-    rate: float
-    shape: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate={self.rate!r}: must be a number above 0")
-
-    def times(self, rng: Random, until: float) -> Iterator[float]:
-        """The times of arrivals from 0 to `until`, rising."""
-        at, scale = 0.0, 1 / (self.rate * self.shape)
-        while (at := at + rng.gammavariate(self.shape, scale)) < until:
-            yield at
+def arrivals(rng: Random, rate: float, shape: float, until: float) -> Iterator[float]:
+    """The times of `rate` arrivals per second from 0 to `until`, rising, with gaps from a Gamma distribution of this
+    `shape`: 1 is Poisson, less comes in bursts. The gaps' standard deviation is `1 / sqrt(shape)` times their mean."""
+    at, scale = 0.0, 1 / (rate * shape)
+    while (at := at + rng.gammavariate(shape, scale)) < until:
+        yield at
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,7 @@ class SegmentMaker:
 @dataclass(frozen=True)
 class Trace(ABC):
     """A kind of traffic. `rate` requests per second arrive on average (of sessions accordingly fewer), in bursts if `shape`
-    is below 1 (see Arrivals). `scale` multiplies all lengths, for small models. The same seed gives the same sessions."""
+    is below 1 (see `arrivals`). `scale` multiplies all lengths, for small models. The same seed gives the same sessions."""
 
     rate: float
     seed: int = 0
@@ -120,9 +107,9 @@ class Trace(ABC):
     def sessions(self, seconds: float, from_rest: bool = False) -> Iterator[Session]:
         """The sessions of so many seconds, in the order of their starts. At the beginning others are under way, as they
         would be at any time; `from_rest`: none are, so that fewer requests than `rate` come at first."""
-        arrivals = Arrivals(self.rate / self.requests_per_session, self.shape)
-        before = 0.0 if from_rest else self.lasts_s
-        for user, start in enumerate(arrivals.times(Random(f"{self.seed} arrivals"), before + seconds)):
+        rate, before = self.rate / self.requests_per_session, 0.0 if from_rest else self.lasts_s
+        starts = arrivals(Random(f"{self.seed} arrivals"), rate, self.shape, before + seconds)
+        for user, start in enumerate(starts):
             session = self.session(user, start - before).from_now()
             if session.turns:
                 yield session
@@ -291,5 +278,6 @@ def make_trace(name: str, rate: float, seed: int = 0, scale: float = 1.0) -> Tra
     """The trace of this name. ValueError that names the field which is wrong."""
     if name not in TRACES:
         raise ValueError(f"trace={name!r}: must be one of {', '.join(TRACES)}")
-    Arrivals(rate)  # checks it
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate={rate!r}: must be a number above 0")
     return TRACES[name](rate, seed, scale)
