@@ -25,8 +25,11 @@ class TreeObserver:
     `path_to(node)` is the node and what is above it.
 
     Only `check_key` may raise. If another method raises an Exception, that is logged with its traceback, and the observer
-    is not told anything any more: the operation, its caller and the other observers must not fail over who listens.
+    is told nothing any more, unless it `stays`. The operation, its caller and the other observers must not fail over who
+    listens.
     """
+
+    stays = False
 
     def check_key(self, extra_key: Hashable) -> None:
         """Something is about to be inserted under `extra_key`. Nothing has changed yet; if this raises, nothing will."""
@@ -110,10 +113,11 @@ class Observers:
             observer.check_key(extra_key)
 
     def tell(self, method: str, *args: object) -> None:
-        """Call this method of each. Who raises is told nothing any more."""
+        """Call this method of each."""
         for observer in self._all:
             try:
                 getattr(observer, method)(*args)
             except Exception:
-                logger.exception("%r failed in %r, and is not told about the tree any more", observer, method)
-                self.remove(observer)
+                logger.exception("%r failed in %r", observer, method)
+                if not observer.stays:
+                    self.remove(observer)

@@ -73,11 +73,9 @@ class EngineLoop:
             raise RuntimeError("this thread is in the engine, which cannot serve a call before it has left")
         with self._posting:
             self.check_open()
-            if self._thread is None:
+            if self._thread is None:  # or is about to begin: a signal handler may have raised while it was started
                 args = weakref.ref(self), self._commands
-                self._thread = threading.Thread(target=_serve, args=args, name="nanoinfer-engine", daemon=True)
-            if self._thread.ident is None:  # a signal handler may have raised just before its start
-                self._thread.start()
+                threading.Thread(target=_serve, args=args, name="nanoinfer-engine", daemon=True).start()
             self._commands.put(command)
 
     def post_soon(self, command: Command) -> None:
@@ -166,6 +164,13 @@ class EngineLoop:
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
+    def begin(self) -> bool:
+        """Whether this thread is the one that serves: the first to begin."""
+        with self._posting:
+            if self._thread is None:
+                self._thread = threading.current_thread()
+            return self._thread is threading.current_thread()
+
     def work(self, command: Command | None) -> float | None:
         """Run the posted commands, this one first, and step until there is no work. Returns how many seconds later to look
         again; None: when it is woken."""
@@ -235,6 +240,9 @@ def loop_of(engine: Engine) -> EngineLoop:
 def _serve(reference: "weakref.ref[EngineLoop]", commands: SimpleQueue[Command | None]) -> None:
     """What the thread does. While it sleeps, it keeps neither the loop nor its engine."""
     seconds: float | None = None
+    if (loop := reference()) is None or not loop.begin():
+        return
+    del loop
     while True:
         try:
             command = commands.get(timeout=None if seconds is None else min(seconds, SECONDS_IN_ONE_SLEEP))

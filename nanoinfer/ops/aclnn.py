@@ -138,7 +138,7 @@ def _phase_one(
         sizes = {"num_seqs": num_seqs, "num_queries": num_queries, "block_size": block_size}
         sizes = {name: as_int(name, size) for name, size in sizes.items()}
         spec_token = tensors.get("spec_token")
-        rows = None if spec_token is None else (sizes["num_seqs"], 1 + spec_token.shape[-1])
+        rows = None if spec_token is None or not spec_token.ndim else (sizes["num_seqs"], 1 + spec_token.shape[-1])
         arguments: dict[str, Any] = {name: _flat(name, tensor, rows) for name, tensor in tensors.items()}
         call = AdvanceStepCall(**arguments, **sizes)
         if not call.speculative and num_seqs == num_queries:

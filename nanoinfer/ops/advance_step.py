@@ -63,12 +63,12 @@ def npu_advance_step_flashattn(
     There are K drafts in this step, but the last step may have had another number. The pages of torch_npu and CANN state no
     upper limit, their examples pass numbers far above K, and the kernel and its golden test add whatever they get.
 
-    Raises ValueError naming the argument, before anything has changed: for a wrong dtype or device, anything but a
-    tensor, sizes that are not int64 integers, only one of `spec_token` and `accepted_num`, a negative `accepted_num`, length or position, a sampled
-    token below −1 or none in a row (with speculation), a negative block number where a slot is needed. ShapeMismatchError
-    (a ValueError) for sizes below 1, shapes that do not fit, an empty tensor, and a `block_tables` too narrow for
-    `pos // P`. Padding rows need no blocks. The tensors that change must not share memory with one another; this is not
-    checked.
+    Raises ValueError naming the argument, before anything has changed: for a wrong dtype or device, anything but a tensor,
+    sizes that are not int64 integers, only one of `spec_token` and `accepted_num`, a negative `accepted_num`, length or
+    position, a sampled token below −1 or none in a row (with speculation), a negative block number where a slot is needed.
+    ShapeMismatchError (a ValueError) for sizes below 1, shapes that do not fit, an empty tensor, and a `block_tables` too
+    narrow for `pos // P`. Padding rows need no blocks. The tensors that change must not share memory with one another;
+    this is not checked.
 
     It is a PyTorch operator: `torch.ops.nanoinfer.npu_advance_step_flashattn`. In a graph of torch.compile it works on
     copies that torch makes and writes back.

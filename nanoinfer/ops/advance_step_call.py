@@ -129,7 +129,7 @@ class AdvanceStepCall:
 
 
 def as_int(name: str, value: Any) -> int:
-    """Return an integer of Python, NumPy or torch as an int. ValueError for anything else, and for what int64 cannot hold."""
+    """Return an integer of Python, NumPy or torch as an int. ValueError for anything else, and beyond int64."""
     try:
         number = operator.index(value)
     except TypeError:

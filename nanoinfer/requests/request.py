@@ -57,7 +57,7 @@ class AdapterKey:
 
 
 def check_extra_key(extra_key: object, name: str = "extra_key", levels: int = DEEPEST) -> None:
-    """InvalidRequestError unless a key is None, text, bytes, an integer or a tuple of keys, at most `levels` in one another.
+    """InvalidRequestError unless a key is None, text, bytes, an integer or a tuple of keys, at most `levels` deep.
 
     Plain types always compare the same way. An object with an `__eq__` of its own could change its mind while its tokens
     are in the tree, or raise in the middle of a pass that computes other requests.

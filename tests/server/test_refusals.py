@@ -70,7 +70,7 @@ WRONG_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": [{"role": "user", "content": "\ud800"}]}),
     ("messages[0].audio", {"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}),
     ("top_logprobs", {"top_logprobs": 3}),
-    ("logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("max_completion_tokens", {"max_completion_tokens": 3}),
     ("tools", {"tools": [{"type": "function", "function": {"name": "f"}}]}),  # the model's template knows none
     ("tool_choice", {"tool_choice": "required"}),
@@ -220,7 +220,7 @@ def test_the_answer_is_the_same_with_and_without_what_is_ignored(server: Running
 
 
 def test_the_log_has_each_ignored_name_once(server: Running, caplog: pytest.LogCaptureFixture) -> None:
-    protocol._note_ignored.cache_clear()
+    protocol._noted.clear()
     caplog.set_level(logging.INFO, "nanoinfer.server")
     said = [{"role": "user", "content": "x", "metadata": {}, "odd\nname": 1}] * 2
     for _ in range(2):
