@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from nanoinfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from nanoinfer.async_llm import AsyncEngine, AsyncStream
     from nanoinfer.engine.engine import Engine
     from nanoinfer.engine.stats import EngineStats
     from nanoinfer.errors import (
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WeightMismatchError,
     )
-    from nanoinfer.frontends.async_engine import AsyncEngine, AsyncStream
-    from nanoinfer.frontends.llm import LLM
-    from nanoinfer.requests.outputs import RequestOutput, StreamPiece
-    from nanoinfer.requests.req import FinishReason
-    from nanoinfer.requests.sampling_params import SamplingParams
+    from nanoinfer.llm import LLM
+    from nanoinfer.outputs import FinishReason, RequestOutput, StreamPiece
+    from nanoinfer.sampling_params import SamplingParams
 
 __all__ = [
     "LLM",
@@ -45,7 +44,7 @@ __all__ = [
 
 # Where the public names come from. Each file is loaded at its first use, so `python -m nanoinfer --help` needs no torch.
 _FILES = {
-    "frontends.async_engine": ("AsyncEngine", "AsyncStream"),
+    "async_llm": ("AsyncEngine", "AsyncStream"),
     "engine.engine": ("Engine",),
     "errors": (
         "AdapterError",
@@ -56,10 +55,9 @@ _FILES = {
         "UnsupportedModelError",
         "WeightMismatchError",
     ),
-    "frontends.llm": ("LLM",),
-    "requests.outputs": ("RequestOutput", "StreamPiece"),
-    "requests.req": ("FinishReason",),
-    "requests.sampling_params": ("SamplingParams",),
+    "llm": ("LLM",),
+    "outputs": ("FinishReason", "RequestOutput", "StreamPiece"),
+    "sampling_params": ("SamplingParams",),
     "engine.stats": ("EngineStats",),
 }
 

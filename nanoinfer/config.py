@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from nanoinfer.keywords import with_aliases
 from nanoinfer.registry import ATTENTION_BACKENDS, DRAFTERS, EVICTION_POLICIES, KV_STORAGES, SCHEDULE_POLICIES
-from nanoinfer.requests.keywords import with_aliases
 
 MOST_DRAFT_TOKENS = 64
 LEAST = {"random_seed": 0}  # of the integers that may be below 1
@@ -45,16 +45,16 @@ class EngineConfig:
       Without `host_cache_tokens`, host memory is as large as the pool then.
     - `cache_dir_max_bytes`: what all files in `cache_dir` may take up. None: no limit.
     - `capture`: whether decode passes are recorded, and replayed without Python between layers. They are recorded once per
-      batch size (see `captured_passes.py`). `auto`: if kernels and attention are those in C++, on CUDA those of torch,
-      which become CUDA graphs (`cuda_passes.py`); True: an error if not; False: never.
+      batch size (see `graph_runner.py`). `auto`: if kernels and attention are those in C++, on CUDA those of torch,
+      which become CUDA graphs (`cuda_graph_runner.py`); True: an error if not; False: never.
     - `random_seed`: makes requests without a seed of their own repeatable. None takes random seeds from the system.
-    - `num_scheduler_steps`: most decode passes between two visits to the scheduler (see `scheduling/multi_step.py`). The
+    - `num_scheduler_steps`: most decode passes between two visits to the scheduler (see `scheduler/multi_step.py`). The
       tokens are the same. With k > 1, streams get up to k tokens at once, and whatever comes between steps waits for up to
       k passes: a new request, an abort, a pause, a request's `timeout_s`.
     - `max_adapters_on_device`: how many adapters can be computed with at the same time. Other loaded ones wait in host
-      memory (see `adapters/pool.py`).
+      memory (see `model/lora/pool.py`).
     - `drafter`: who proposes tokens that one pass then checks together, or several of them. The tokens are the same (see
-      `drafting/`). Of several, they are asked in the given order, until one has an idea. None: nobody.
+      `speculative/`). Of several, they are asked in the given order, until one has an idea. None: nobody.
     - `num_draft_tokens`: most drafts of a request in one pass.
     - `adaptive_drafts`: draft where it is expected to save time, by what passes and drafts have cost and brought so far.
       False: always draft as much as possible.
@@ -107,7 +107,7 @@ class EngineConfig:
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
             raise ValueError(f"schedule_conservativeness={factor!r}: must be a number above 0")
         self._check_drafters()
-        self._check_storeys()
+        self._check_tiers()
         if self.max_total_tokens % self.page_size:
             raise ValueError(
                 f"max_total_tokens={self.max_total_tokens}: must be a multiple of page_size={self.page_size}"
@@ -127,7 +127,7 @@ class EngineConfig:
             return ()
         return (self.drafter,) if isinstance(self.drafter, str) else tuple(self.drafter)
 
-    def _check_storeys(self) -> None:
+    def _check_tiers(self) -> None:
         for name in ("host_cache_tokens", "cache_dir"):
             if getattr(self, name) is not None and self.disable_radix_cache:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be None with disable_radix_cache=True")

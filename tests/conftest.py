@@ -15,7 +15,7 @@ import torch
 
 from nanoinfer import LLM
 from nanoinfer.device import npu_problem
-from nanoinfer.kernels.build import library_or_reason
+from nanoinfer.model.kernels.build import library_or_reason
 from nanoinfer.model.loader import load_model
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def patient_files() -> Iterator[None]:
     disk = "nanoinfer.cache.tiers.disk"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nanoinfer.engine.tiers.FIRST_LOOK_S", HANG_S)
-        patch.setattr("nanoinfer.engine.upkeep.SAVE_AT_SHUTDOWN_S", HANG_S)
+        patch.setattr("nanoinfer.engine.control.SAVE_AT_SHUTDOWN_S", HANG_S)
         patch.setattr(f"{disk}.STALLED_S", HANG_S)
         patch.setattr(f"{disk}.LOOK_AGAIN_S", HANG_S)
         yield

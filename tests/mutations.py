@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("nanoinfer/engine", "nanoinfer/scheduling", "nanoinfer/cache", "nanoinfer/sampling")
+FILES = ("nanoinfer/engine", "nanoinfer/scheduler", "nanoinfer/cache", "nanoinfer/sampling")
 COPIED = (
     "nanoinfer",
     "notebooks",
@@ -39,9 +39,9 @@ COPIED = (
     ".ci",
 )
 # What is most likely to notice comes first: the unit tests of the changed room, then these, and then all that is left.
-ROOMS = [f"tests/unit/{room}" for room in ("engine", "scheduling", "cache", "sampling")]
+UNITS = [f"tests/unit/{name}" for name in ("engine", "scheduler", "cache", "sampling")]
 WHOLE = ["tests/property", "tests/threads", "tests/families", "tests/numerics"]
-REST = ["tests", *(f"--ignore={place}" for place in (*ROOMS, *WHOLE, "tests/notebooks"))]
+REST = ["tests", *(f"--ignore={place}" for place in (*UNITS, *WHOLE, "tests/notebooks"))]
 LOADED = (
     "pytest",
     "hypothesis",
@@ -140,7 +140,7 @@ def killed_by(mutation: Mutation, copied: Path) -> str | None:
     target.write_text(mutation.text)
     room = f"tests/unit/{Path(mutation.file).parts[1]}"
     try:
-        for places in ([room], [place for place in ROOMS if place != room], WHOLE, REST):
+        for places in ([room], [place for place in UNITS if place != room], WHOLE, REST):
             if (noticed := failure(places, copied)) is not None:
                 return noticed
         return None
@@ -202,7 +202,7 @@ def try_out(job: tuple[str, Mutation | None, Path]) -> tuple[str, str | None]:
             source, target = ROOT / part, copied / part
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(source, target, ignore=ignored) if source.is_dir() else shutil.copy(source, target)
-    return name, failure(ROOMS, copied) if mutation is None else killed_by(mutation, copied)
+    return name, failure(UNITS, copied) if mutation is None else killed_by(mutation, copied)
 
 
 def main(argv: list[str] | None = None) -> int:

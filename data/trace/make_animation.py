@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nanoinfer.trace import Trace, TraceState
-from nanoinfer.trace.events import TraceEvent, from_runs
 from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
 from nanoinfer.viz.palette import INK, MUTED, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
 from nanoinfer.viz.sheet import Sheet
+from nanoinfer.viz.trace import Trace, TraceState
+from nanoinfer.viz.trace.events import TraceEvent, from_runs
 from nanoinfer.viz.words import count, runs
 
 HERE = Path(__file__).parent

@@ -22,8 +22,8 @@ from nanoinfer.bench.results import Keep, Results, new_results
 from nanoinfer.bench.session import Settings, measure_rounds
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.llm import LLM
+from nanoinfer.sampling_params import SamplingParams
 
 HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "tokens/s", "rounds", "wrong", "failed")
 FIRST_TOKEN, LAST_TOKEN = 10, 1999  # ordinary tokens of the bundled model, and of every larger vocabulary

@@ -23,7 +23,7 @@ from nanoinfer.bench.processes import EngineFailure, Worker
 from nanoinfer.bench.results import Keep, Results, without_folders
 from nanoinfer.bench.texts import TextWorkload
 from nanoinfer.bench.workloads import Job, Request, Workload, warm_up
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.bench.workloads import Job, Request
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanoinfer.bench.machine import Checkpoint
-    from nanoinfer.frontends.llm import LLM
+    from nanoinfer.llm import LLM
 
 NEW_TOKENS = (64, 80, 96, 112)  # one of these: in a server, requests do not end together
 JSON_TOKENS = 96  # enough for each of the schemas

@@ -38,7 +38,7 @@ class CacheManager:
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.radix_cache, self.page_size = radix_cache, token_to_kv_pool.page_size
         self.evicted_tokens = 0  # evicted since the start, to make room
-        self.storey: Any = None  # a HostTier, if there is one below the pool
+        self.next_tier: Any = None  # a HostTier, if there is one below the pool
         self.rows = req_to_token_pool.req_to_token.numpy()  # the same memory as a numpy array, for bookkeeping
 
     def whole_pages(self, num_tokens: int) -> int:
@@ -150,8 +150,8 @@ class CacheManager:
         self.radix_cache.clear()
         self.req_to_token_pool.clear()
         self.token_to_kv_pool.clear()
-        if self.storey is not None:
-            with self.storey.emptied():
+        if self.next_tier is not None:
+            with self.next_tier.emptied():
                 pass
 
     def check_integrity(self, running: Iterable[Req]) -> None:

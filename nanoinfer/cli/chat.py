@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.generate import note, read_text
 from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.terminal import filled, one_line, room, styled, table
+from nanoinfer.cli.terminal import filled, one_line, room, styled, table
+from nanoinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanoinfer import LLM
@@ -196,7 +196,7 @@ class Chat:
         print(styled(f"[saved: {path}]", "cyan"))
 
     def _bundled(self) -> list[str]:
-        from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
+        from nanoinfer.model.lora.peft_files import BUNDLED_ADAPTERS  # it loads torch, and `--help` does not
 
         return [name for name in BUNDLED_ADAPTERS if name not in self.llm.adapters]
 

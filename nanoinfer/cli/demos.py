@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cli.options import load
+from nanoinfer.cli.terminal import filled, room, shortened, styled, table
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import make_engine
-from nanoinfer.requests.outputs import RequestOutput
+from nanoinfer.llm import make_engine
+from nanoinfer.model.lora.peft_files import BUNDLED_ADAPTERS
+from nanoinfer.outputs import RequestOutput
 from nanoinfer.requests.request import AdapterKey
-from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
-from nanoinfer.terminal import filled, room, shortened, styled, table
 
 FOX = (
     "Once upon a time, there was a little fox named Ruby. She lived in a small house near the river. Every morning, Ruby "

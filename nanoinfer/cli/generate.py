@@ -14,7 +14,7 @@ from nanoinfer.cli.options import (
     load,
     sampling_params,
 )
-from nanoinfer.terminal import styled
+from nanoinfer.cli.terminal import styled
 
 if TYPE_CHECKING:
     from nanoinfer import FinishReason

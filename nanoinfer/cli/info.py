@@ -7,7 +7,7 @@ from typing import Any
 
 import nanoinfer
 from nanoinfer.cli.options import add_engine_options, load
-from nanoinfer.terminal import styled, table
+from nanoinfer.cli.terminal import styled, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         *((field.name, getattr(llm.config, field.name)) for field in fields(llm.config)),
         ("computed with", f"kernels {kernels}"),
         ("", f"attention {attention}"),
-        ("captured passes", captured(runner)),
+        ("captured graphs", captured(runner)),
         *((f"adapter {name}", _adapter(each)) for name, each in llm.adapters.items()),
         ("versions", f"nanoinfer {nanoinfer.__version__}, torch {torch.__version__}, transformers "
          f"{transformers.__version__}, Python {platform.python_version()}"),

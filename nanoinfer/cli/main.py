@@ -14,7 +14,7 @@ from nanoinfer.bench.command import add_commands as add_bench_commands
 from nanoinfer.bench.command import with_default_command
 from nanoinfer.cli import chat, generate, info, serve, simulate, trace
 from nanoinfer.cli.options import add_engine_options
-from nanoinfer.terminal import one_line
+from nanoinfer.cli.terminal import one_line
 
 COMMANDS = {
     generate: "complete one or more prompts",
@@ -110,7 +110,7 @@ def run_other_rank(args: argparse.Namespace) -> int | None:
     """In a process that is not rank 0: serve rank 0, and return the exit code when that has ended. None in rank 0, and
     without torchrun. ValueError if the command does not run so, or for another `--tensor-parallel-size`.
     """
-    from nanoinfer.parallel.shard import torchrun_rank
+    from nanoinfer.model.parallel.shard import torchrun_rank
 
     shard = torchrun_rank()
     if shard is None:
@@ -123,7 +123,7 @@ def run_other_rank(args: argparse.Namespace) -> int | None:
         raise ValueError(f"--tensor-parallel-size {size}: must be torchrun's WORLD_SIZE={shard.size}, or left out")
     if shard.rank == 0:
         return None
-    from nanoinfer.parallel.meeting import Meeting
-    from nanoinfer.parallel.worker import serve_rank
+    from nanoinfer.model.parallel.rendezvous import Rendezvous
+    from nanoinfer.model.parallel.worker import serve_rank
 
-    return serve_rank(Meeting.under_torchrun())
+    return serve_rank(Rendezvous.under_torchrun())

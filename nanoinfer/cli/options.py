@@ -11,9 +11,9 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from nanoinfer.config import EngineConfig
+from nanoinfer.keywords import ALIASES
 from nanoinfer.registry import REGISTRIES
-from nanoinfer.requests.keywords import ALIASES
-from nanoinfer.requests.sampling_params import Default, DefaultFloat, SamplingParams
+from nanoinfer.sampling_params import Default, DefaultFloat, SamplingParams
 
 if TYPE_CHECKING:
     from nanoinfer import LLM
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def named_folder(text: str) -> tuple[str, str]:
     """`name=path` in two. A bundled adapter needs only its name."""
-    from nanoinfer.adapters.peft_files import BUNDLED_ADAPTERS
+    from nanoinfer.model.lora.peft_files import BUNDLED_ADAPTERS
 
     name, equals, path = text.partition("=")
     if text in BUNDLED_ADAPTERS:
@@ -150,7 +150,7 @@ def load(args: argparse.Namespace, needs_text: bool = False, **more: Any) -> "LL
 
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:
     """LLM's arguments, all but the model, that the options stand for."""
-    from nanoinfer.parallel.shard import torchrun_rank
+    from nanoinfer.model.parallel.shard import torchrun_rank
 
     options = _given(args, ENGINE)
     if len(named := dict(options.get("adapters", ()))) < len(options.get("adapters", ())):

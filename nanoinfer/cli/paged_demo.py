@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import torch
 
+from nanoinfer.ascend.generator import GeneratorTorch
+from nanoinfer.ascend.manual_decode import Step, multi_step_decode
 from nanoinfer.cli.demos import ranges, title
 from nanoinfer.cli.options import load
-from nanoinfer.paged.by_hand import Step, multi_step_decode
-from nanoinfer.paged.generator import GeneratorTorch
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.terminal import filled, room, styled, table
+from nanoinfer.cli.terminal import filled, room, styled, table
+from nanoinfer.sampling_params import SamplingParams
 
 PROMPTS = ("Once upon a time, there was a little fox.", "One day, a bear", "Ruby and Oscar went to the river.")
 NUM_PADDING = 1

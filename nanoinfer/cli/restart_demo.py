@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoinfer.cli.demos import OPENING, ROUNDS, title
 from nanoinfer.cli.options import llm_options
-from nanoinfer.terminal import filled, room, shortened, styled, table
+from nanoinfer.cli.terminal import filled, room, shortened, styled, table
 
 QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
 BEFORE = 3  # questions that are answered before the process ends

@@ -102,7 +102,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from nanoinfer.cluster.calibrate import calibrate
-    from nanoinfer.frontends.llm import LLM
+    from nanoinfer.llm import LLM
 
     costs = calibrate(LLM(args.model))
     costs.save(args.out)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.options import check_folders, load
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanoinfer import LLM
-    from nanoinfer.trace import Trace
+    from nanoinfer.viz.trace import Trace
 
 # The example: a few requests with shared beginnings, in a pool so small that everything happens at least once.
 OPENING = "Once upon a time, there was a little fox named Ruby. She lived in a small house near the river."
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serve, describe, write."""
-    from nanoinfer.trace import Trace
+    from nanoinfer.viz.trace import Trace
 
     if args.load is not None and args.prompt:
         raise ValueError(f"--load {args.load}: serves no prompts, but {len(args.prompt)} are given")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
 
 def run_example(llm: "LLM") -> "Trace":
     """Serve the arrivals on `llm`, made with SETTINGS, and return the trace."""
-    from nanoinfer.trace import record
+    from nanoinfer.viz.trace import record
 
     engine, arrivals = llm.engine, list(ARRIVALS)
     ids: list[int] = []

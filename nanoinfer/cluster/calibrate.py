@@ -8,8 +8,8 @@ import numpy as np
 
 from nanoinfer.cluster.costs import MeasuredPass, PassCosts, fit, pass_of
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.llm import LLM
+from nanoinfer.sampling_params import SamplingParams
 
 DECODE_PASSES = 12  # of each batch size and context length, in a round
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -4,32 +4,31 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.load import scheduler_for
-from nanoinfer.engine.arrivals import Arrivals
+from nanoinfer.engine.control import EngineControl
+from nanoinfer.engine.input_processor import InputProcessor
 from nanoinfer.engine.stats import log_step
 from nanoinfer.engine.tiers import host_tier_for
-from nanoinfer.engine.upkeep import EngineUpkeep
 from nanoinfer.errors import EngineClosedError, QueueFullError
-from nanoinfer.grammars.compiler import Grammars
 from nanoinfer.model.layers.logits_processor import LogitsOutput
+from nanoinfer.model.lora.manager import Adapters
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.outputs import FinishReason, RequestOutput
 from nanoinfer.requests.request import Prompt, Request, params_or_default
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.request_group import OpenRequests, RequestGroup, Update
-from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.sampling.grammar.compiler import Grammars
 from nanoinfer.sampling.sampler import Sampler
-from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.prompt_scores import gather_prompt_logprobs
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.batch import Batch
+from nanoinfer.scheduler.prompt_scores import gather_prompt_logprobs
+from nanoinfer.speculative.load import scheduler_for
 
 
-class Engine(EngineUpkeep):
+class Engine(EngineControl):
     """Serves one model to many requests at once. All work is done inside `step()`.
 
     A plain object for one thread: drive it yourself (`add_request`, `step`), or leave that to `loop`, the thread behind an
@@ -76,8 +75,8 @@ class Engine(EngineUpkeep):
             config, self.cache, self.sampler, clock, self.adapters.pool, draft_runner, vocab_size
         )
         self.last_batch: Batch | None = None  # the last pass of the last step, for inspection
-        self.cache.storey = host_tier_for(config, self.cache, self.scheduler)
-        self._arrivals = Arrivals(
+        self.cache.next_tier = host_tier_for(config, self.cache, self.scheduler)
+        self._input_processor = InputProcessor(
             config, self.cache, self.builder, self.grammars, self.adapters, clock, self._check_queue
         )
 
@@ -109,11 +108,11 @@ class Engine(EngineUpkeep):
         """Do all of `add_request` except queueing: check the request and build its Reqs. `submit_all` can then queue
         several requests, all or none."""
         self.check_process()
-        return self.open_requests.expect(self._arrivals.prepare(request))
+        return self.open_requests.expect(self._input_processor.prepare(request))
 
     def check_arguments(self, request: Request) -> None:
         """Check all of a request but its prompt: for a call that has no prompts. Errors as in `add_request`."""
-        self._arrivals.check_arguments(request)
+        self._input_processor.check_arguments(request)
 
     def submit(self, group: RequestGroup) -> int:
         """Queue what `prepare` returned, and return its request id. Errors as in `submit_all`."""
@@ -126,7 +125,7 @@ class Engine(EngineUpkeep):
         """
         with self.visit():
             self._check_queue(sum(len(group.reqs) for group in groups))
-            self._arrivals.check_adapters(groups)
+            self._input_processor.check_adapters(groups)
             self.open_requests.check_expected(groups)
             self.change(lambda: self._queue(groups))
         return [group.request_id for group in groups]
@@ -249,10 +248,10 @@ class Engine(EngineUpkeep):
         self._contained = error
 
     def _sample(self, batch: Batch, output: LogitsOutput) -> tuple[list[int], list[dict[int, float] | None]]:
-        """The next token of each of `batch.choosing`, and the log-probabilities that they want."""
+        """The next token of each of `batch.logits_owners`, and the log-probabilities that they want."""
         if output.prompt_logprobs is not None:
             gather_prompt_logprobs(batch, output)
-        reqs = batch.choosing
+        reqs = batch.logits_owners
         if not reqs:
             return [], []
         output = output.first(len(reqs))

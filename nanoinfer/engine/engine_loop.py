@@ -19,8 +19,8 @@ import torch
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import EngineClosedError
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.request_group import RequestGroup, Update, made
+from nanoinfer.outputs import RequestOutput
+from nanoinfer.requests.request_group import RequestGroup, Update, materialize
 
 Command = Callable[[], object]
 logger = logging.getLogger("nanoinfer.engine")
@@ -143,9 +143,9 @@ class EngineLoop:
         for update in updates:
             client = self._clients.get(update.request_id)
             if client is None:
-                others.append(made(update))
+                others.append(materialize(update))
                 continue
-            by_client.setdefault(client, []).append(made(update) if update.finished else update)
+            by_client.setdefault(client, []).append(materialize(update) if update.finished else update)
             if update.finished:
                 del self._clients[update.request_id]
         for client, its_updates in by_client.items():

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from nanoinfer.adapters.adapter import Adapter, adapter_digest
 from nanoinfer.cache.block_events import as_tokens, key_bytes
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.tiers.host_memory import HostMemory
 from nanoinfer.cache.tiers.kv_file import pack, unpack
+from nanoinfer.model.lora.adapter import Adapter, adapter_digest
 from nanoinfer.requests.request import AdapterKey, check_extra_key
 from nanoinfer.version import __version__
 
@@ -67,9 +67,9 @@ class PrefixTransfer:
         cache = self._cache
         slots = cache.radix_cache.match_prefix(tokens, key, count_hit=False).indices.numpy()
         kv = self._rows.read_pool(slots)
-        if cache.storey is None:
+        if cache.next_tier is None:
             return kv
-        return np.concatenate((kv, cache.storey.memory.read(cache.storey.index.use(tokens, key, len(slots)))))
+        return np.concatenate((kv, cache.next_tier.memory.read(cache.next_tier.index.use(tokens, key, len(slots)))))
 
     def _add(self, tokens: np.ndarray, kv: np.ndarray, key: Hashable) -> int:
         cache, tree = self._cache, self._cache.radix_cache

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.kernels.select import Selection, selection_of
 from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.kernels.select import Selection, selection_of
+from nanoinfer.model.lora.manager import Adapters
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.request_group import OpenRequests
-from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.scheduler.batch import Batch
+from nanoinfer.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("nanoinfer.engine")
 
@@ -202,7 +202,7 @@ def engine_stats(
         output_tokens=scheduler.output_tokens,
         drafted_tokens=scheduler.drafted_tokens,
         accepted_tokens=scheduler.accepted_tokens,
-        **storey_stats(cache),
+        **tier_stats(cache),
         new_token_ratio=scheduler.new_token_ratio.value,
         **meter.recent(),
         kernels=kernels.name,
@@ -218,10 +218,10 @@ def engine_stats(
     )
 
 
-def storey_stats(cache: CacheManager) -> dict[str, int]:
+def tier_stats(cache: CacheManager) -> dict[str, int]:
     """The fields of EngineStats that are about the tiers below the pool."""
-    host = cache.storey
-    disk = None if host is None else host.below
+    host = cache.next_tier
+    disk = None if host is None else host.next_tier
     files = None if disk is None else disk.files
     return {
         "host_slots": host.index.size if host else 0,

@@ -8,17 +8,17 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from nanoinfer.adapters.adapter import Adapter, adapter_digest
-from nanoinfer.adapters.manager import Adapters
 from nanoinfer.cache.block_events import key_bytes
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.tiers.block_files import BlockFiles
 from nanoinfer.cache.tiers.disk import DiskTier
 from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.draft_model import DraftModel
+from nanoinfer.model.lora.adapter import Adapter, adapter_digest
+from nanoinfer.model.lora.manager import Adapters
 from nanoinfer.requests.request import AdapterKey
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.scheduler.scheduler import Scheduler
+from nanoinfer.speculative.draft_model import DraftModel
 from nanoinfer.version import __version__
 
 FORMAT = "1"  # of the files
@@ -61,7 +61,7 @@ def add_files(
 ) -> None:
     """Put files below an engine's host memory. `fields`: all that K/V depends on beside tokens, adapters and `extra_key`.
     ValueError for a folder that cannot be used."""
-    host = cache.storey
+    host = cache.next_tier
     assert config.cache_dir is not None
     described = {**fields, "format": FORMAT, "package": __version__, "block_size": str(host.block_size)}
     described |= {"layout": host.memory.layout, "page_size": str(config.page_size)}
@@ -80,6 +80,6 @@ def add_files(
             digests[adapter] = adapter_digest(adapter)
         return blake2b(key_bytes((digests[adapter], extra_key.extra_key)), digest_size=32).digest()
 
-    scheduler.adapter_turns.disk = disk = DiskTier(cache, host, files, first_digest, clock)
+    scheduler.prefetch_gate.disk = disk = DiskTier(cache, host, files, first_digest, clock)
     with suppress(TimeoutError):  # a slow disk: what is there is found a little later
         disk.look().result(FIRST_LOOK_S)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanoinfer.kernels.build import cpu_features, library
-from nanoinfer.kernels.select import selection_of
+from nanoinfer.model.kernels.build import cpu_features, library
+from nanoinfer.model.kernels.select import selection_of
 from nanoinfer.model.layers.linear import Linear, quantization_of
 from nanoinfer.model.loader import LoadedModel
 

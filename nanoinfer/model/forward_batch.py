@@ -40,7 +40,7 @@ class ForwardBatch:
     | `only_likeliest` | bool | nothing is wanted of the logits but which token is the likeliest |
     | `wants_prompt_logprobs` | bool | EXTEND: each new token's log-probability given those before it is wanted, too |
     | `prompt_top_counts` | [B] or None | and so many likeliest tokens at each position |
-    | `size_varies` | bool | captured passes: B changes from pass to pass, so one for exactly this B would seldom be used |
+    | `size_varies` | bool | captured graphs: B changes from pass to pass, so one for exactly this B would seldom be used |
     """
 
     forward_mode: ForwardMode
@@ -61,7 +61,7 @@ class ForwardBatch:
         return torch.ones_like(self.seq_lens) if self.prefix_lens is None else self.seq_lens - self.prefix_lens
 
 
-def as_decode(batch: ForwardBatch) -> ForwardBatch:
+def expand_verify(batch: ForwardBatch) -> ForwardBatch:
     """The VERIFY pass `batch` of B requests and T new tokens as a DECODE of T requests, one for each of these tokens.
 
     In a DECODE, each layer first stores all new K/V and then attends. So if a request is given several times, with

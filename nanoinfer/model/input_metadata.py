@@ -55,7 +55,7 @@ class InputMetadata:
     | `out_cache_cont_start`, `_end` | int or None | the same slots as a range, if they are neighbours |
     | `logit_rows` | [k] int or None | the new tokens that get logits (EXTEND: the last of each request); None: all |
     | `return_normalized_logprob` | bool | EXTEND: also compute each new token's log-probability given those before it |
-    | `only_likeliest` | bool | captured passes: the likeliest tokens are enough, if the head can find them by itself |
+    | `only_likeliest` | bool | captured graphs: the likeliest tokens are enough, if the head can find them by itself |
     | `batch` | ForwardBatch | what this was made from, for what else is known of the pass; on the host |
     | `adapters` | AdapterRows or None | the adapter that each new token uses; None: no token uses one |
     | `attention_backend` | AttentionBackend | computes the layers' attention |

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, TorchKernels
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.kernels import Kernels, TorchKernels
 from nanoinfer.model.layers.linear import Embedding, FusedLinear, GatedLinear, Linear, LMHead, quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.layers.radix_attention import RadixAttention

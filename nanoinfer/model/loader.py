@@ -11,17 +11,17 @@ from nanoinfer.cache.kv_storage import kv_storage_kind
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
-from nanoinfer.kernels.select import check_name, select_kernels
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
+from nanoinfer.model.kernels.select import check_name, select_kernels
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_folder, refuse_file
 from nanoinfer.model.split import ModelSplit
 from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
-from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
+from nanoinfer.sampling_params import Default, SamplingParams
 
 NAMES = [field.name for field in fields(SamplingParams) if isinstance(field.default, Default)]
 OFF = ("none", None, "vllm")  # the last two are vLLM's
@@ -161,7 +161,7 @@ def load_model(
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
-    (see nanoinfer/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
+    (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
     `generation_config`: "none" leaves out the checkpoint's sampling defaults.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.

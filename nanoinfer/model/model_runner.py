@@ -7,9 +7,9 @@ import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.model.attention import AttentionBackend
-from nanoinfer.model.captured_passes import CapturedPasses
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, as_decode
-from nanoinfer.model.hand_made_passes import HandMadePasses
+from nanoinfer.model.eager_runner import EagerRunner
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, expand_verify
+from nanoinfer.model.graph_runner import GraphRunner
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 
@@ -17,7 +17,7 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput
 Model = Callable[[torch.Tensor, torch.Tensor, InputMetadata], LogitsOutput]
 
 
-class ModelRunner(HandMadePasses):
+class ModelRunner(EagerRunner):
     """Runs `model` over the tokens in the pools. It keeps no state between passes: all state is in the pools.
 
     Every pass takes `input_ids` [T], `req_pool_indices` and `seq_lens` [B], and `out_cache_loc` [T], as InputMetadata
@@ -25,7 +25,7 @@ class ModelRunner(HandMadePasses):
     slots `out_cache_loc`; the caller also has to write these into the rows, for later passes.
 
     `forward_batch` takes what the engine's scheduler plans. `forward_extend` and `forward_decode` take arguments made by
-    hand, and check them (hand_made_passes.py).
+    hand, and check them (eager_runner.py).
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ModelRunner(HandMadePasses):
     ):
         self.model, self.attention_backend = model, attention_backend
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
-        self.captured: CapturedPasses | None = None  # set it to replay decode passes
+        self.captured: GraphRunner | None = None  # set it to replay decode passes
         self.adapters: Any = None  # an AdapterPool, for batches with `adapter_places`
 
     @property
@@ -51,7 +51,7 @@ class ModelRunner(HandMadePasses):
         A captured pass may find `likeliest` only, if `batch.only_likeliest`. The next captured pass overwrites its result.
         """
         if batch.forward_mode is ForwardMode.VERIFY:
-            batch = as_decode(batch)
+            batch = expand_verify(batch)
         if batch.forward_mode is ForwardMode.DECODE and self.captured is not None:
             output = self.captured.forward(batch)
             if output is not None:

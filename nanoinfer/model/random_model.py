@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from nanoinfer.device import resolve_dtype
-from nanoinfer.kernels import select_kernels
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.kernels import select_kernels
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import LoadedModel
 

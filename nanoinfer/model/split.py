@@ -1,6 +1,6 @@
 """What the model's room knows of models that are split over processes: which part of a tensor a process has.
 
-The rules themselves, and everything about processes, are in nanoinfer/parallel/.
+The rules themselves, and everything about processes, are in nanoinfer/model/parallel/.
 """
 
 from collections.abc import Sequence

@@ -1,28 +1,18 @@
-"""Req: the state of one request, from its arrival to its last token; and Ahead, as it will be if drafts are accepted."""
+"""Req: the state of one request, from arrival to its last token; and DraftView, as it will be if drafts are accepted."""
 
 from collections.abc import Hashable, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import torch
 
 from nanoinfer.errors import NoTokenAllowedError
+from nanoinfer.outputs import FinishReason
 from nanoinfer.requests.request import AdapterKey
-from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
+from nanoinfer.sampling_params import SamplingParams
 
 NO_TOKEN = -1  # in place of a token id: there was none to choose
-
-
-class FinishReason(StrEnum):
-    """Why a request ended. Each reason equals its plain string."""
-
-    STOP = "stop"  # by a stop token, an end token or a stop string
-    LENGTH = "length"  # max_new_tokens was reached
-    ABORT = "abort"  # by its caller, or by an error in a step
-    TIMEOUT = "timeout"  # timeout_s has passed
-
 
 # A tensor of its own in each request would be freed by whoever holds the request last. In a thread that is alive while
 # Python exits, that aborts the process.
@@ -75,8 +65,8 @@ class Req:
         self.finish_reason: FinishReason | None = None
         self.error: BaseException | None = None  # what ended it, if something went wrong
         self.cached_tokens = 0
-        self.fetched: dict[str, tuple[int, int]] = {}  # of these, by storey: the positions that came from it
-        self.drafts = 0  # how many of its tokens are drafts: only an Ahead has any
+        self.fetched: dict[str, tuple[int, int]] = {}  # of these, by tier: the positions that came from it
+        self.drafts = 0  # how many of its tokens are drafts: only an DraftView has any
         self.drafted_tokens = self.accepted_tokens = 0  # drafts that passes have checked, and those that were right
         self.text = ""
         self.given_chars = self.given_tokens = 0  # how much of its output it arrived with (see request_builder.py)
@@ -201,7 +191,7 @@ class Req:
                 self.error = error or flush_error
 
 
-class Ahead:
+class DraftView:
     """A view of `req` with `drafts` more tokens: those that are in its `token_ids` behind its own. Everything else is the
     request's, so that what chooses a token (random number, penalties, minimum length) is what it would be then."""
 
@@ -216,6 +206,6 @@ class Ahead:
         return getattr(self._req, name)
 
 
-def adjusts_logits(req: Req | Ahead) -> bool:
+def adjusts_logits(req: Req | DraftView) -> bool:
     """True when some processor has to change this request's logits now."""
     return req.params.adjusts_logits or req.matcher is not None or req.num_output_tokens < req.params.min_new_tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | np.ndarray
 PROMPT_KEYS = ("prompt", "prompt_token_ids")  # of a mapping that is a prompt; ids count if there are both

@@ -12,10 +12,10 @@ from nanoinfer.errors import ContextLengthError, InvalidRequestError
 from nanoinfer.requests.chat import Messages
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, check_extra_key, got
-from nanoinfer.requests.sampling_params import Default, SamplingParams
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
+from nanoinfer.sampling_params import Default, SamplingParams
 
 
 class RequestBuilder:

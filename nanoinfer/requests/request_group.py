@@ -3,7 +3,7 @@ have not ended."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
+from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt
 
@@ -44,7 +44,7 @@ class RequestGroup:
 Update = RequestOutput | RequestGroup
 
 
-def made(update: Update) -> RequestOutput:
+def materialize(update: Update) -> RequestOutput:
     """The output, which is made now if it was not."""
     return update.output() if isinstance(update, RequestGroup) else update
 
@@ -164,7 +164,7 @@ class OpenRequests:
 
     def deliver(self) -> list[RequestOutput]:
         """Hand out everything that is held."""
-        return [made(held) for held in self.deliver_updates()]
+        return [materialize(held) for held in self.deliver_updates()]
 
     def deliver_updates(self) -> list[Update]:
         """As `deliver`, with a group where the output is not made yet: whoever wants it makes it before the next pass."""
@@ -174,4 +174,4 @@ class OpenRequests:
     def withdraw(self, request_id: int) -> list[RequestOutput]:
         """Hand out the output held for one request, if there is one."""
         held = self._undelivered.pop(request_id, None)
-        return [] if held is None else [made(held)]
+        return [] if held is None else [materialize(held)]

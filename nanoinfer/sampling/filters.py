@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoinfer.grammars.bitmask import forbid_other_tokens
 from nanoinfer.requests.req import Req, adjusts_logits
+from nanoinfer.sampling.grammar.bitmask import forbid_other_tokens
 
 Rows = Sequence[tuple[int, Req]]  # row numbers of the scores, each with the request that it belongs to
 

@@ -6,8 +6,8 @@ from math import isfinite
 import numpy as np
 import torch
 
-from nanoinfer.kernels.base import Kernels
-from nanoinfer.kernels.torch_native import TorchKernels
+from nanoinfer.model.kernels.base import Kernels
+from nanoinfer.model.kernels.torch_native import TorchKernels
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.requests.req import NO_TOKEN, Req, adjusts_logits
 from nanoinfer.requests.seeds import uniform

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.tool_calls import CallParser, opens_thought
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
 from nanoinfer.server.generation import GenerationRequest

@@ -5,8 +5,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import Entry, Offsets, TokenNames, completion_logprobs, prompt_entries, prompt_logprobs

@@ -4,7 +4,7 @@ import time
 from itertools import islice
 from typing import Any
 
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
+from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.server.errors import ApiError, bad_request
 from nanoinfer.server.formatter import DONE, ResponseFormatter, dumps, reason_in
 from nanoinfer.server.generation import Generation, GenerationRequest

@@ -8,10 +8,10 @@ from typing import Any
 
 from prometheus_client import Histogram
 
-from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.engine.async_stream import AsyncStream
+from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
+from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from nanoinfer.grammars.vocabulary import byte_letters
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.tokenizer import REPLACEMENT, Tokenizer, token_text
+from nanoinfer.sampling.grammar.vocabulary import byte_letters
 
 LEAST = -9999.0  # instead of minus infinity, which JSON cannot write
 Entry = dict[int, float]  # the sampled token first, then the likeliest ones

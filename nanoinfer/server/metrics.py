@@ -131,7 +131,7 @@ class _Sampled(Collector):
             yield family
         for kind, name, text, label, values in (
             (gauge, "nanoinfer:slots", "Slots by owner.", "owner", slots),
-            (counter, "nanoinfer:fetched_tokens", "Tokens whose K/V came back from a storey.", "tier", fetched),
+            (counter, "nanoinfer:fetched_tokens", "Tokens whose K/V came back from a tier.", "tier", fetched),
         ):
             family = kind(name, text, labels=["model_name", label])
             for key, value in values.items():

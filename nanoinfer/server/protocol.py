@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from nanoinfer.requests.keywords import CLOSE, LONGEST
+from nanoinfer.keywords import CLOSE, LONGEST
 
 logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from reprlib import repr as repr_in_short
 from typing import Any
 
-from nanoinfer.requests.keywords import ALIASES
+from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.requests.tool_calls import BEGIN, TAGS
+from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import as_api_error, bad_request
 from nanoinfer.server.generation import GenerationRequest
 from nanoinfer.server.protocol import ChatRequest, CompletionRequest, GenerationFields, Message, SamplingFields

@@ -11,8 +11,8 @@ from reprlib import repr as repr_in_short
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.frontends.llm import LLM, load_or_take
+from nanoinfer.async_llm import AsyncEngine
+from nanoinfer.llm import LLM, load_or_take
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.server.errors import NO_RETRY, ApiError, as_api_error, bad_request
 from nanoinfer.server.generation import Generation, GenerationRequest

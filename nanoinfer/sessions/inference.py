@@ -23,8 +23,8 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt
 from nanoinfer.requests.request_builder import RequestBuilder
-from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.sampling.sampler import Sampler
+from nanoinfer.sampling_params import SamplingParams
 
 KVCache = list[tuple[torch.Tensor, torch.Tensor]]  # K and V of each layer, each [1, Hk, S, D]
 

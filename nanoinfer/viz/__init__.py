@@ -43,7 +43,7 @@ try:
 except ImportError as error:
     raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
 
-from nanoinfer.viz.blocks import block_rows, hashed_blocks, storeys
+from nanoinfer.viz.blocks import block_rows, hashed_blocks, tiers
 from nanoinfer.viz.charts import bars, lines, roofline
 from nanoinfer.viz.engine_map import engine_map
 from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
@@ -94,7 +94,7 @@ __all__ = [
     "slot_map",
     "split_layer",
     "split_product",
-    "storeys",
+    "tiers",
     "timeline",
     "verify_rows",
     "wire",

@@ -1,4 +1,4 @@
-"""block_rows, hashed_blocks, storeys: a request in blocks, prompts as hashed blocks, and which storey has which block."""
+"""block_rows, hashed_blocks, tiers: a request in blocks, prompts as hashed blocks, and which tier has which block."""
 
 from collections.abc import Mapping, Sequence
 from typing import Unpack
@@ -178,7 +178,7 @@ def _short(block: int) -> str:
     return f"{block >> 48:04x}"
 
 
-STOREYS = {
+TIERS = {
     "pool": (ROLES["tree"], "in the radix tree"),
     "host memory": (BARS[1], "in host memory"),
     "files": (BARS[0], "in files"),
@@ -186,18 +186,18 @@ STOREYS = {
 LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
 
 
-def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading: Unpack[Heading]) -> Picture:
-    """Per prompt (label → token ids), a line for each storey that `cache` has, with what it holds of these tokens: the pool
+def tiers(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading: Unpack[Heading]) -> Picture:
+    """Per prompt (label → token ids), a line for each tier that `cache` has, with what it holds of these tokens: the pool
     any number of the first ones, host memory and files blocks. Looking counts as no use.
 
-    ValueError for a cache without storeys below its pool.
+    ValueError for a cache without tiers below its pool.
     """
-    if cache.storey is None:
-        raise ValueError("cache: has no storey below its pool (see host_cache_tokens and cache_dir)")
+    if cache.next_tier is None:
+        raise ValueError("cache: has no tier below its pool (see host_cache_tokens and cache_dir)")
     held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
     sheet = Sheet(default_title="Where K/V is", **heading)
     gutter = min(max(map(text_width, prompts)) + 14, 150)
-    x0, size = sheet.left + gutter + NAMES, cache.storey.block_size
+    x0, size = sheet.left + gutter + NAMES, cache.next_tier.block_size
     token = (sheet.right - x0 - 50) / max(len(tokens) for tokens in prompts.values())
     for label, tokens in prompts.items():
         lines = held[label]
@@ -207,7 +207,7 @@ def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading
             sheet.rect(x0, sheet.y, token * len(tokens), LINE_HEIGHT, edge=GRID, dashed=True)
             for begin, end in parts:
                 place = x0 + token * begin, sheet.y, token * (end - begin), LINE_HEIGHT
-                sheet.rect(*place, STOREYS[name][0], edge=GRID, name=f"{label} {name}")
+                sheet.rect(*place, TIERS[name][0], edge=GRID, name=f"{label} {name}")
             total = sum(end - begin for begin, end in parts)
             sheet.text(x0 + token * len(tokens) + 7, sheet.y + LINE_HEIGHT / 2, str(total), size=SMALL)
             sheet.y += LINE_PITCH
@@ -218,7 +218,7 @@ def storeys(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading
             taken.append(at)
             sheet.text(x0 + token * at, sheet.y + 4, str(at), size=TINY, colour=MUTED, ha="center")
         sheet.y += GAP + 4
-    sheet.legend([STOREYS[name] for name in next(iter(held.values()))])
+    sheet.legend([TIERS[name] for name in next(iter(held.values()))])
     said = [
         f"{label}, {count(len(prompts[label]), 'token')}: "
         + ", ".join(f"{name} {_in_words(parts)}" for name, parts in lines.items())
@@ -231,14 +231,14 @@ Parts = list[tuple[int, int]]  # first token, and the one behind the last
 
 
 def _held(cache: CacheManager, tokens: np.ndarray) -> dict[str, Parts]:
-    """What each storey holds of the tokens. Neighbouring blocks are parts of their own."""
+    """What each tier holds of the tokens. Neighbouring blocks are parts of their own."""
     in_pool, _ = cache.radix_cache.peek_prefix(tokens, None)
-    host = cache.storey
+    host = cache.next_tier
     starts = range(0, len(tokens) - len(tokens) % host.block_size, host.block_size)
     lines: dict[str, Parts] = {"pool": [(0, in_pool)] if in_pool else []}
-    for name, storey in (("host memory", host.index), ("files", host.below)):
-        if storey is not None:
-            at = [start for start in starts if storey.reach(tokens[: start + host.block_size], None, start) > start]
+    for name, tier in (("host memory", host.index), ("files", host.next_tier)):
+        if tier is not None:
+            at = [start for start in starts if tier.reach(tokens[: start + host.block_size], None, start) > start]
             lines[name] = [(start, start + host.block_size) for start in at]
     return lines
 

@@ -9,7 +9,7 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
-from nanoinfer.scheduling.batch import Batch
+from nanoinfer.scheduler.batch import Batch
 from nanoinfer.viz.palette import Style, owner_style
 from nanoinfer.viz.words import visible
 

@@ -9,7 +9,7 @@ import torch
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.parallel.shard import Shard, cuts_of
+from nanoinfer.model.parallel.shard import Shard, cuts_of
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
@@ -144,7 +144,7 @@ EDGE, FRAME = "#767676", "#c8c8c8"
 
 
 def split_layer(config: ModelConfig, parts: int, **heading: Unpack[Heading]) -> Picture:
-    """A layer of a model with `config` over `parts` processes, by the engine's own rules (nanoinfer/parallel/cuts.py).
+    """A layer of a model with `config` over `parts` processes, by the engine's own rules (model/parallel/shard.py).
 
     From left to right, matrices as [inputs, outputs], to scale. A process has columns of q, k, v, gate and up, and the rows
     of the output projection and of down that belong to them. ValueError if `parts` cannot split it.

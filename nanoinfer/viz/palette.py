@@ -34,7 +34,7 @@ ROLES: dict[str, Style] = {
     "conflict": Style("#111111", "#ffffff", "..", "#ffffff"),
 }
 PLAIN = ROLES["free"]._replace(text=INK)  # of what has no owner at all
-# Slots of the tree, locked, whose K/V came back from a storey below the pool.
+# Slots of the tree, locked, whose K/V came back from a tier below the pool.
 FETCHED: dict[str, Style] = {
     "host": ROLES["tree_locked"]._replace(hatch="..", mark="#c9eed9"),
     "disk": ROLES["tree_locked"]._replace(hatch="\\\\", mark="#c9eed9"),

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
-from nanoinfer.adapters.projections import projections
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.lora.projections import projections
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.viz.facts import last_input_metadata, last_labels
 from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width

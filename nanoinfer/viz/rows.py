@@ -58,7 +58,7 @@ def draw_request_rows(
 ) -> str:
     """`request_rows` on a sheet; returns its alt text.
 
-    `fetched` {row: {storey: (first position, the one behind the last)}}: which of the first `prefix_lens` positions came
+    `fetched` {row: {tier: (first position, the one behind the last)}}: which of the first `prefix_lens` positions came
     back from `host` memory or from files (`disk`); they are hatched.
     """
     lens = checked_lens("seq_lens", seq_lens, pool.size, pool.max_context_len)
@@ -80,18 +80,18 @@ def draw_request_rows(
     of_tree = {slot for row, n in prefixes.items() for slot in table[row, :n].tolist()}
     several = slots_of_several({str(row): table[row, :length] for row, length in lens.items()})
     sharers = {slot: [styles[int(row)] for row in of] for slot, of in several.items() if slot not in of_tree}
-    storeys = {
-        (row, position): storey
+    tiers = {
+        (row, position): tier
         for row, parts in (fetched or {}).items()
-        for storey, (start, end) in parts.items()
+        for tier, (start, end) in parts.items()
         for position in range(start, end)
     }
 
     def look(row: int, position: int, slot: int) -> Look:
         if position >= lens[row]:
             return EMPTY
-        if (row, position) in storeys:
-            return FETCHED[storeys[row, position]]
+        if (row, position) in tiers:
+            return FETCHED[tiers[row, position]]
         return ROLES["tree_locked"] if slot in of_tree else sharers.get(slot, styles[row])
 
     rows, said = dict[int, _Row](), f"{count(len(lens), 'row')} of {pool.size}"
@@ -99,8 +99,8 @@ def draw_request_rows(
         of_row = table[row, : ends[row]].tolist()
         rows[row] = _Row(names[row], of_row, [look(row, i, slot) for i, slot in enumerate(of_row)], length)
         from_tree = f" ({prefixes[row]} of them the tree's)" if prefixes.get(row) else ""
-        for storey, where in WHERE.items():
-            if came := sum(each == storey and of == row for (of, _), each in storeys.items()):
+        for tier, where in WHERE.items():
+            if came := sum(each == tier and of == row for (of, _), each in tiers.items()):
                 from_tree += f" ({came} came back from {where})"
         said += f"; {names[row]}: {count(length, 'token')}{from_tree} in slots {runs(of_row[:length], 6)}"
         said += f", {runs(of_row[length:], 6)} empty" if ends[row] > length else ""
@@ -108,9 +108,9 @@ def draw_request_rows(
     gutter = min(16 + max(*map(text_width, names.values()), text_width("position", SMALL)), 220)
     (_cells if in_cells else _run_boxes)(sheet, rows, sheet.left + gutter, table.shape[1])
     entries: list[tuple[Look, str]] = [(ROLES["tree_locked"], "slots of the tree, locked")] if of_tree else []
-    for storey, where in WHERE.items():
-        if storey in storeys.values():
-            entries.append((FETCHED[storey], f"of the tree, locked: came back from {where} for this request"))
+    for tier, where in WHERE.items():
+        if tier in tiers.values():
+            entries.append((FETCHED[tier], f"of the tree, locked: came back from {where} for this request"))
     colours = ", each row's in its colour" if len(lens) > 1 else ""
     entries.append((next(iter(styles.values())), f"slots of {'the request' if of_tree else 'its tokens'}{colours}"))
     if sharers:

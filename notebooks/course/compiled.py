@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.build import compile_flags, compiler
+from nanoinfer.model.kernels.build import compile_flags, compiler
 
 
 class if_compiled:

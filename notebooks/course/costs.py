@@ -7,11 +7,11 @@ from typing import Any
 
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.scheduling.batch import Batch
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.batch import Batch
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from notebooks.course.prompts import FOX_PROMPTS

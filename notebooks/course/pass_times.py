@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nanoinfer.adapters.adapter import Adapter
-from nanoinfer.adapters.pool import AdapterPool
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.functions import Function
-from nanoinfer.kernels.program import Program
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
-from nanoinfer.model.captured_passes import CapturedPass, CapturedPasses
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.graph_runner import CapturedGraph, GraphRunner
+from nanoinfer.model.kernels.functions import Function
+from nanoinfer.model.kernels.program import Program
 from nanoinfer.model.loader import LoadedModel
+from nanoinfer.model.lora.adapter import Adapter
+from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
 
 
@@ -52,7 +52,7 @@ class DecodePass:
         rows.req_to_token.copy_(torch.arange(requests * context).view(requests, context))
         backend = select_attention_backend("auto", model.dtype, model.device, wanted_features(model.model))
         self.runner = ModelRunner(model.model, rows, model.new_kv_pool(requests * context), backend)
-        if reason := CapturedPasses(self.runner).reason:
+        if reason := GraphRunner(self.runner).reason:
             raise KernelsUnavailableError(reason)
         places = self._places(model, adapters) if adapters else None
         every = torch.arange(requests, dtype=torch.int32)
@@ -64,7 +64,7 @@ class DecodePass:
             out_cache_loc=every * context + context - 1,
             adapter_places=places,
         )
-        self.captured = CapturedPass(self.runner, requests, adapted=places is not None)
+        self.captured = CapturedGraph(self.runner, requests, adapted=places is not None)
         self.replayed()  # records
         assert self.captured.program is not None
         self.program: Program = self.captured.program

@@ -1,4 +1,4 @@
-"""A regular expression as a machine that says which tokens may come next: the idea behind nanoinfer/grammars, made small.
+"""A regular expression as a machine that says which tokens may come next: the idea behind grammars, made small.
 
     (0|1)*1     ─parse─►  a tree of parts  ─derive─►  states and arrows  ─walk each token─►  a mask over the vocabulary
 

@@ -20,8 +20,8 @@ from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policy import Policy, RoutedRequest
 from nanoinfer.engine.engine import Engine
 from nanoinfer.model.forward_batch import ForwardMode
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.outputs import RequestOutput
+from nanoinfer.sampling_params import SamplingParams
 from notebooks.course.workloads import new_engine
 
 # A machine on which a prompt of 250 tokens takes a quarter of a second, and each further token 10 ms.

@@ -9,8 +9,8 @@ import ipywidgets
 
 from nanoinfer import viz
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.llm import LLM
+from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz.facts import decoder_of
 from nanoinfer.viz.palette import ROLES, owner_style
 from nanoinfer.viz.words import count

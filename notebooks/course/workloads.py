@@ -20,13 +20,13 @@ from IPython.display import display
 
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.scheduling.scheduler import Scheduler
-from nanoinfer.trace import Trace, record
+from nanoinfer.outputs import RequestOutput
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.viz.overview import timeline
+from nanoinfer.viz.trace import Trace, record
 
 
 @dataclass(frozen=True)

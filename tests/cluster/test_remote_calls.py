@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.cluster.serve import remote_call
 from nanoinfer.cluster.serve.protocol import Accepted, Answer, Call, Ended, News, Refused, answer_call
 from nanoinfer.cluster.serve.remote_call import RemoteCall
+from nanoinfer.engine.async_stream import AsyncStream, Delivery
 from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullError, ReplicaLostError, StepFailedError
-from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.frontends.async_stream import AsyncStream, Delivery
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.outputs import FinishReason, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import Clock
 from tests.helpers.waiting import HANG_S, run

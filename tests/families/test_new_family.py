@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from nanoinfer import LLM, SamplingParams, UnsupportedModelError
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig, read_activation, read_sliding_windows
 from nanoinfer.model.gemma3 import Gemma3ForCausalLM
@@ -20,7 +21,6 @@ from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.llama import MLP, DecoderLayer, LlamaForCausalLM
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.random_model import random_model
-from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.adapters import MIXED, merged, outputs, three_adapters

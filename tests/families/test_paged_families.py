@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.model.loader import load_model
-from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.adapters import save_adapter

@@ -11,10 +11,10 @@ import transformers
 from safetensors.torch import load_file
 
 from nanoinfer import LLM
-from nanoinfer.adapters.peft_files import read_adapter
-from nanoinfer.adapters.projections import projections
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
+from nanoinfer.model.lora.peft_files import read_adapter
+from nanoinfer.model.lora.projections import projections
 from nanoinfer.model.weights import load_weights
 from tests.helpers.adapters import MIXED, PARAMS, PROMPTS, Name, outputs, three_adapters
 from tests.helpers.checkpoints import FAMILIES

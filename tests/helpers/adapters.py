@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.adapters.peft_files import read_adapter
-from nanoinfer.adapters.projections import projections
 from nanoinfer.model.loader import load_model
+from nanoinfer.model.lora.peft_files import read_adapter
+from nanoinfer.model.lora.projections import projections
 
 Name = str | None
 NAMES = ("small", "large", "some")

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
 
 IN_PLACE = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
 

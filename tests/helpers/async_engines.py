@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from nanoinfer import LLM, AsyncEngine, Engine, SamplingParams
-from nanoinfer.frontends.calls import Calls
+from nanoinfer.engine.calls import Calls
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from tests.helpers.engines import V, make_engine

@@ -1,12 +1,12 @@
-"""Sequences that are about to be decoded, with and without captured passes."""
+"""Sequences that are about to be decoded, with and without captured graphs."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from nanoinfer.model.captured_passes import CapturedPasses
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
+from nanoinfer.model.graph_runner import GraphRunner
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.model_runner import ModelRunner
 
@@ -42,7 +42,7 @@ class Sequences:
         metadata = InputMetadata.create(self.runner, 1, ForwardMode.DECODE, *of_each)
         return self.runner.run(self.ids, metadata).logits.clone()
 
-    def captured(self, passes: CapturedPasses) -> torch.Tensor:
+    def captured(self, passes: GraphRunner) -> torch.Tensor:
         output = passes.forward(self.batch())
         assert output is not None, passes.reason
         return output.logits.clone()

@@ -108,7 +108,7 @@ def key_of(req: Req) -> Key:
     return tuple(req.token_ids[: req.prompt_len].tolist()), None if req.params.greedy else req.seed
 
 
-class Foreknowing:
+class OracleDrafter:
     """A drafter that knows what each request will get, and spoils it where a test says so.
 
     It proposes as much as it may, or by `plan`; `known` holds the tokens of each request. Wrong drafts are the right ones

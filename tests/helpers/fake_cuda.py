@@ -53,7 +53,7 @@ class FakeGraph(TorchDispatchMode):
 
 
 class FakeCuda:
-    """`torch.cuda`, as CudaPasses use it. `events`: what was asked of it, in order. `stream_now`: the stream in use."""
+    """`torch.cuda`, as CudaGraphRunner uses it. `events`: what was asked of it. `stream_now`: the stream in use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.events: list[tuple[str | None, ...]] = []

@@ -19,11 +19,12 @@ from nanoinfer.cache.radix_cache import MatchResult, RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
 from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.outputs import FinishReason
 from nanoinfer.registry import SCHEDULE_POLICIES
-from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.multi_step import make_scheduler
-from nanoinfer.scheduling.policy import Policy
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduler.batch import Batch
+from nanoinfer.scheduler.multi_step import make_scheduler
+from nanoinfer.scheduler.policy import Policy
 
 A, B, C = range(100, 120), range(200, 220), range(300, 320)  # tokens of prompts that share nothing
 

@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from nanoinfer.grammars.compiler import Compiler, Grammar
-from nanoinfer.grammars.matcher import Matcher
-from nanoinfer.grammars.vocabulary import Vocabulary
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.sampling.grammar.compiler import Compiler, Grammar
+from nanoinfer.sampling.grammar.matcher import Matcher
+from nanoinfer.sampling.grammar.vocabulary import Vocabulary
 
 EOS = 2  # of the bundled model
 

@@ -5,7 +5,7 @@ import torch
 
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import Kernels, select_kernels
+from nanoinfer.model.kernels import Kernels, select_kernels
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)

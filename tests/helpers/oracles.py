@@ -20,8 +20,8 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.sampling_params import LogitsProcessor
 from nanoinfer.requests.seeds import uniform
+from nanoinfer.sampling_params import LogitsProcessor
 from tests.helpers.checkpoints import save_checkpoint
 
 MARGIN = 2e-3

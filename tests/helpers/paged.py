@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.ascend.generator import GeneratorTorch
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], Any]  # a model of transformers

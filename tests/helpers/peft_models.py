@@ -11,11 +11,11 @@ import torch
 import transformers
 from peft.tuners.lora import LoraLayer
 
-from nanoinfer.adapters.peft_files import read_adapter
-from nanoinfer.adapters.projections import LowRank
 from nanoinfer.errors import AdapterError
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
+from nanoinfer.model.lora.peft_files import read_adapter
+from nanoinfer.model.lora.projections import LowRank
 from tests.helpers.checkpoints import FAMILIES
 
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]

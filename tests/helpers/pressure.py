@@ -13,17 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.adapters import pool
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import AdapterError, QueueFullError
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.requests.outputs import RequestOutput
-from nanoinfer.requests.req import FinishReason
-from nanoinfer.requests.sampling_params import LogitsProcessor, SamplingParams
+from nanoinfer.model.lora import pool
+from nanoinfer.outputs import FinishReason, RequestOutput
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import TokenIds, Tokenizer
+from nanoinfer.sampling_params import LogitsProcessor, SamplingParams
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import Clock
 from tests.helpers.fetches import Fetches
@@ -97,9 +96,9 @@ class World:
     def listen(self, block_size: int) -> None:
         """From now on, one reader follows what the tree holds, and another one who loses some of the batches.
 
-        With storeys below the pool, in blocks of a page, which always fill a storey's blocks.
+        With tiers below the pool, in blocks of a page, which always fill a tier's blocks.
         """
-        feed = self.engine.block_feed(block_size if self.engine.cache.storey is None else self.config.page_size)
+        feed = self.engine.block_feed(block_size if self.engine.cache.next_tier is None else self.config.page_size)
         self.readers = [FeedReader(feed), FeedReader(feed)]
 
     # --- what can happen ---------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import hashlib
 
 import torch
 
-from nanoinfer.kernels import select_kernels
-from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.model.kernels import select_kernels
+from nanoinfer.model.kernels.cpp import CppKernels
 from nanoinfer.model.layers.int4_weights import Int4Weights
 from nanoinfer.model.layers.int8_weights import Int8Weights
 from tests.helpers.kernels import CPU, DTYPES, random

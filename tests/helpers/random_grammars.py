@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from nanoinfer.grammars.compiler import Grammar
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling.grammar.compiler import Grammar
+from nanoinfer.sampling_params import SamplingParams
 from tests.helpers.grammars import EOS, allowed, matcher_of, story_compiler
 
 WORDS = ("cat", "dog", "the", "sea", "sun", "old", "fox", "day", "said", "run")

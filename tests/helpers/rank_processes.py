@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.parallel.ranks import Ranks, StartedRanks
+from nanoinfer.model.parallel.ranks import Ranks, StartedRanks
 from tests.helpers.waiting import until
 
 PROMPT = "Once upon a time"
@@ -29,8 +29,8 @@ def ranks_below(parent: int) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):
             for pid in map(int, children.read_text().split()):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-                if "nanoinfer.parallel.worker" in command:
-                    found[int(command[command.index("nanoinfer.parallel.worker") + 1])] = pid
+                if "nanoinfer.model.parallel.worker" in command:
+                    found[int(command[command.index("nanoinfer.model.parallel.worker") + 1])] = pid
     return [found[rank] for rank in sorted(found)]
 
 

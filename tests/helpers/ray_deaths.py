@@ -13,7 +13,7 @@ import ray
 from nanoinfer.cluster.data.generator import Work
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 from tests.helpers.waiting import HANG_S, until
 
 

@@ -1,4 +1,4 @@
-"""Models that are split over ranks which are threads of this process: all of nanoinfer/parallel/ but the processes. And
+"""Models that are split over ranks which are threads of this process: all of model/parallel/ but the processes. And
 what a split model and a whole one are asked, and how their answers are compared.
 
 Starting a process takes seconds, and most tests are about numbers. The threads run the Worker that processes run, and
@@ -17,10 +17,10 @@ import torch
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.errors import RankError
-from nanoinfer.parallel.communicator import Communicator
-from nanoinfer.parallel.ranks import Members, Ranks
-from nanoinfer.parallel.shard import Shard
-from nanoinfer.parallel.worker import Worker
+from nanoinfer.model.parallel.communicator import Communicator
+from nanoinfer.model.parallel.ranks import Ranks, Workers
+from nanoinfer.model.parallel.shard import Shard
+from nanoinfer.model.parallel.worker import Worker
 from tests.helpers.rows import random_tokens
 from tests.helpers.waiting import HANG_S
 
@@ -39,13 +39,13 @@ class Room:
         """Until all ranks are here. RankError when one never will be. (A threading.Barrier that is broken behind a meeting
         raises also in threads that were at it and have not gone on yet.)"""
         with self._changed:
-            meeting = self._meetings
+            rendezvous = self._meetings
             self._arrived += 1
             if self._arrived == self.size:
-                self._arrived, self._meetings = 0, meeting + 1
+                self._arrived, self._meetings = 0, rendezvous + 1
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._meetings > meeting or self._is_left, HANG_S)
-            if self._meetings == meeting:
+            self._changed.wait_for(lambda: self._meetings > rendezvous or self._is_left, HANG_S)
+            if self._meetings == rendezvous:
                 raise RankError("a thread has left the room")
 
     def leave(self) -> None:
@@ -87,7 +87,7 @@ class ThreadCommunicator(Communicator):
         pass  # there is no library
 
 
-class ThreadMembers(Members):
+class ThreadMembers(Workers):
     """The other ranks. One that fails leaves the room in which the others wait."""
 
     def __init__(self, room: Room):

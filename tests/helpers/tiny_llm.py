@@ -44,8 +44,8 @@ def tiny_llm(model: LoadedModel, draft_model: LoadedModel | None = None, **field
     """An LLM around a model that is loaded already, and perhaps its draft model; `fields` as LLM takes them."""
     context = fields.get("max_context_len", model.max_context_len)
     with (
-        patch("nanoinfer.frontends.llm.load_model", lambda *args, **kwargs: replace(model, max_context_len=context)),
-        patch("nanoinfer.drafting.load.load_model", lambda *args, **kwargs: draft_model),
+        patch("nanoinfer.llm.load_model", lambda *args, **kwargs: replace(model, max_context_len=context)),
+        patch("nanoinfer.speculative.load.load_model", lambda *args, **kwargs: draft_model),
     ):
         return LLM("tiny", draft_model=None if draft_model is None else "draft", **fields)
 

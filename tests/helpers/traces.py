@@ -4,10 +4,10 @@ from typing import Any
 
 from nanoinfer import Engine
 from nanoinfer.cache.tree_node import TreeNode
-from nanoinfer.requests.outputs import tokens_by_tier
+from nanoinfer.outputs import tokens_by_tier
 from nanoinfer.requests.req import Req
-from nanoinfer.trace import Trace, TraceState
-from nanoinfer.trace.state import NodeState
+from nanoinfer.viz.trace import Trace, TraceState
+from nanoinfer.viz.trace.state import NodeState
 
 
 def tree_of(node: TreeNode | NodeState) -> tuple[Any, ...]:

@@ -164,10 +164,10 @@ def test_other_cells_are_left_alone(root: Path) -> None:
 @pytest.mark.parametrize(
     "cell",
     [
-        "\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
-        "x = 1\n# in nanoinfer/scheduling/batch.py",
-        "# In nanoinfer/scheduling/batch.py:\nclass Batch: ...",
-        "# in pack/box.py\ndef half(): ...\n# in nanoinfer/scheduling/batch.py\nclass Batch: ...",
+        "\n# in nanoinfer/scheduler/batch.py\nclass Batch: ...",
+        "x = 1\n# in nanoinfer/scheduler/batch.py",
+        "# In nanoinfer/scheduler/batch.py:\nclass Batch: ...",
+        "# in pack/box.py\ndef half(): ...\n# in nanoinfer/scheduler/batch.py\nclass Batch: ...",
     ],
 )
 def test_a_mark_that_is_not_the_first_line_is_refused(root: Path, cell: str) -> None:

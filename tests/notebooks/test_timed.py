@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.adapters.adapter import random_adapter
+from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.kernels.functions import Function
+from nanoinfer.model.kernels.functions import Function
+from nanoinfer.model.lora.adapter import random_adapter
 from nanoinfer.model.random_model import random_model
 from notebooks.course.compiled import Cpp, if_compiled
 from notebooks.course.pass_times import DecodePass, PassTimes

@@ -6,7 +6,7 @@ import pytest
 from nanoinfer.cluster import LeastLoaded, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.requests.req import Req
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.scheduler.scheduler import Scheduler
 from notebooks.course import BEAR, FOX, HELLO
 from notebooks.course.replicas import COSTS, Chat, ClusterRun, serve_chats
 from notebooks.course.workloads import Request, new_engine, serve

@@ -1,1 +1,1 @@
-"""Numerics: kernels, attention, weights and K/V in fewer bits, captured passes; the same bits however work is cut."""
+"""Numerics: kernels, attention, weights and K/V in fewer bits, captured graphs; the same bits however work is cut."""

@@ -8,7 +8,7 @@ from nanoinfer import LLM
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.fetches import Fetches
 from tests.helpers.oracles import make_model
-from tests.helpers.storeys import disk_of
+from tests.helpers.tiers import disk_of
 from tests.helpers.tiny_llm import tiny_llm
 
 

@@ -1,4 +1,4 @@
-"""Adapters: the same bits in any company, in captured passes, and with sizes that are no multiples of anything."""
+"""Adapters: the same bits in any company, in captured graphs, and with sizes that are no multiples of anything."""
 
 import itertools
 from collections.abc import Callable

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import TorchKernels, build, select_kernels, selection_of
-from nanoinfer.kernels.cpp import CppKernels
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
 from nanoinfer.model.attention.base import ENCODED_KV
 from nanoinfer.model.attention.torch_native import attend
+from nanoinfer.model.kernels import TorchKernels, build, select_kernels, selection_of
+from nanoinfer.model.kernels.cpp import CppKernels
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.paged.generator import GeneratorTorch
 from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.kernels import CPU, DTYPES, need_cpp, need_kernels
 

@@ -12,7 +12,7 @@ from tests.helpers.engines import finish, step
 from tests.helpers.fetches import Fetches
 from tests.helpers.kv_files import kv_files
 from tests.helpers.oracles import VOCAB
-from tests.helpers.storeys import disk_of, storey_of
+from tests.helpers.tiers import disk_of, tier_of
 from tests.helpers.tiny_llm import tiny_llm
 from tests.helpers.waiting import HANG_S
 from tests.numerics.test_tiers import NOTHING, PARAMS, PROMPTS, Tokens, of_disk, served
@@ -105,7 +105,7 @@ def test_k_v_on_its_way_takes_no_more_room_than_host_memory(slow: tuple[LLM, Fet
     request = llm.engine.add_request(PROMPTS[0], params)
     llm.engine.add_request(PROMPTS[1], PARAMS)
     step(llm.engine)
-    assert len(reads.waiting) == storey_of(llm.engine).index.size // 32
+    assert len(reads.waiting) == tier_of(llm.engine).index.size // 32
     reads.run_all()
     last = finish(llm.engine)
     assert not reads.waiting, "all others find it in memory"
@@ -141,7 +141,7 @@ def test_what_came_while_another_one_did_not_fit_is_admitted(slow: tuple[LLM, Fe
 @pytest.mark.parametrize("has_come", [False, True])
 def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches], has_come: bool) -> None:
     llm, reads = slow
-    engine, storey = llm.engine, storey_of(llm.engine)
+    engine, tier = llm.engine, tier_of(llm.engine)
     waits, other = (engine.add_request(prompt, PARAMS) for prompt in PROMPTS[:2])
     step(engine)
     if has_come:
@@ -153,7 +153,7 @@ def test_what_is_on_its_way_at_a_flush_does_not_arrive(slow: tuple[LLM, Fetches]
     last = step(engine)
     while not {waits, other} <= {i for i, output in last.items() if output.finished}:
         last |= step(engine)
-        assert len(storey.index) == 0
+        assert len(tier.index) == 0
     assert last[waits].cached_tokens_by_tier == NOTHING
     assert (disk_of(engine).fetching, disk_of(engine).fetched_tokens, reads.waiting) == (False, 0, [])
     engine.check_integrity()

@@ -13,7 +13,7 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
 from tests.helpers.checkpoints import greedy
-from tests.helpers.drafts import STEM, WITH_TEXT, Asked, Foreknowing, check_same, check_streams, noisy, serve, told
+from tests.helpers.drafts import STEM, WITH_TEXT, Asked, OracleDrafter, check_same, check_streams, noisy, serve, told
 from tests.helpers.engines import assert_all_free, step
 from tests.helpers.oracles import VOCAB, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
@@ -53,10 +53,10 @@ def draft_models(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def alone(model: LoadedModel) -> tuple[list[RequestOutput], Foreknowing]:
+def alone(model: LoadedModel) -> tuple[list[RequestOutput], OracleDrafter]:
     """Each request by itself, without drafts and without a cache; and a drafter that has learned what they get."""
     llm = tiny_llm(model, max_running_requests=3, disable_radix_cache=True, random_seed=0)
-    outputs, drafter = [], Foreknowing(VOCAB)
+    outputs, drafter = [], OracleDrafter(VOCAB)
     for prompt, fields in WITH_TEXT:
         request_id = llm.engine.add_request(prompt, SamplingParams(**{"max_new_tokens": 16, **fields}))
         reqs = llm.engine.open_requests.groups[request_id].reqs
@@ -71,7 +71,7 @@ def alone(model: LoadedModel) -> tuple[list[RequestOutput], Foreknowing]:
 def test_what_is_returned_is_the_same_with_any_drafter_in_any_pool(
     model: LoadedModel,
     draft_models: list[LoadedModel],
-    alone: tuple[list[RequestOutput], Foreknowing],
+    alone: tuple[list[RequestOutput], OracleDrafter],
     case: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanoinfer.kernels import Kernels, TorchKernels
-from nanoinfer.kernels.cpp import CppKernels
-from nanoinfer.kernels.huge_pages import PAGE, HugePages
+from nanoinfer.model.kernels import Kernels, TorchKernels
+from nanoinfer.model.kernels.cpp import CppKernels
+from nanoinfer.model.kernels.huge_pages import PAGE, HugePages
 from nanoinfer.model.layers.linear import LMHead
 from tests.helpers.kernels import CPU, DTYPES, TOLERANCE, assert_close, need_cpp, need_kernels, random
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.ascend import GeneratorTorch
 from nanoinfer.cache.kv_storage import Int8KVStorage, KVStorage, PlainKVStorage, lazy_zeros
 from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.select import selection_of
 from nanoinfer.model.attention import TorchNativeBackend, select_attention_backend
 from nanoinfer.model.attention.base import ENCODED_KV, AttentionLayer
 from nanoinfer.model.attention.cpp import CppAttention
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.paged import GeneratorTorch
+from nanoinfer.model.kernels.select import selection_of
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES
 from tests.helpers.kernels import CPU, need_cpp
 
@@ -108,7 +108,7 @@ def test_the_pool_is_as_large_as_the_storage_lets_memory_hold(monkeypatch: pytes
     plain, small = story.model.kv_bytes_per_token(), story.model.kv_bytes_per_token("int8")
     assert plain == story.model.config.kv_bytes_per_token(story.model.dtype)
     assert small < plain
-    monkeypatch.setattr("nanoinfer.frontends.llm.memory_for_kv", lambda device, share: 100 * small)
+    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: 100 * small)
     assert LLM("story", kv_cache_dtype="int8").config.max_total_tokens == 100
     assert LLM("story").config.max_total_tokens == 100 * small // plain
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import build
+from nanoinfer.model.kernels import build
 from tests.helpers.quantized import product_bits
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.kernels import Kernels
+from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights, GatedDenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model
@@ -43,7 +43,7 @@ class RoundedWeights:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def materialize(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Registers RoundedWeights as `rounded`; the names of the layers that it was made for."""
     monkeypatch.setattr(RoundedWeights, "made", [], raising=False)
     monkeypatch.setitem(QUANTIZATIONS, "rounded", RoundedWeights)

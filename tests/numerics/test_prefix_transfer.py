@@ -17,7 +17,7 @@ from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.engines import finish, make_engine, step
 from tests.helpers.oracles import TINY_MODEL, VOCAB
-from tests.helpers.storeys import storey_of
+from tests.helpers.tiers import tier_of
 from tests.helpers.tiny_llm import tiny_llm
 
 ROOT = Path(__file__).parent.parent.parent
@@ -94,7 +94,7 @@ open(sys.argv[2], "wb").write(llm.export_prefix(tokens))"""
 @pytest.mark.cpu
 def test_what_has_left_for_host_memory_is_exported_too(model: LoadedModel) -> None:
     first = small_llm(model, host_cache_tokens=256)
-    storey_of(first.engine)
+    tier_of(first.engine)
     prefilled(first)
     in_pool = bits(first)
     first.engine.radix_cache.evict(128)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.kernels import TorchKernels
-from nanoinfer.kernels.program import Program
-from nanoinfer.kernels.select import Selection
+from nanoinfer.model.kernels import TorchKernels
+from nanoinfer.model.kernels.program import Program
+from nanoinfer.model.kernels.select import Selection
 from nanoinfer.model.layers import int8_weights
 from nanoinfer.model.layers.int4_weights import Int4Weights, quantize
 from nanoinfer.model.layers.int8_weights import Int8Weights
@@ -22,7 +22,7 @@ from tests.helpers.kernels import DTYPES, need_cpp, random
 from tests.helpers.oracles import TINY_MODEL, VOCAB, NetworkOracle
 from tests.helpers.pressure import World
 from tests.helpers.quantized import KINDS, Kind, activations, layer
-from tests.soak.episodes import by_hand
+from tests.soak.episodes import manual
 
 Checkpoint = Callable[..., Path]
 
@@ -250,10 +250,10 @@ def test_quantized_weights_take_less_memory(checkpoint: Checkpoint) -> None:
 def test_an_engine_under_pressure_gives_the_tokens_of_each_request_alone(kind: str, tmp_path: Path) -> None:
     """One short episode of tests/soak, which runs as many as one likes."""
     tiny = load_model(save_checkpoint(tmp_path, "llama", seed=3, **TINY_MODEL), torch.float32, quantization=kind)
-    oracle, rng = NetworkOracle(tiny, by_hand.MAX_NEW_TOKENS), np.random.default_rng(5)
-    world = World(tiny, oracle, **{**by_hand.random_config(rng), "disable_radix_cache": False})
-    stems = rng.integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
-    by_hand.run_episode(world, rng, stems, steps=80)
+    oracle, rng = NetworkOracle(tiny, manual.MAX_NEW_TOKENS), np.random.default_rng(5)
+    world = World(tiny, oracle, **{**manual.random_config(rng), "disable_radix_cache": False})
+    stems = rng.integers(0, VOCAB, size=(3, manual.MAX_PROMPT))
+    manual.run_episode(world, rng, stems, steps=80)
     assert world.counts["finished"] > 5
     assert world.engine.stats().cached_tokens > 0
 

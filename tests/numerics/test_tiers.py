@@ -22,7 +22,7 @@ from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.fetches import Fetches
 from tests.helpers.kv_files import kv_files
 from tests.helpers.oracles import TINY_MODEL, VOCAB
-from tests.helpers.storeys import SameBits, disk_of, storey_of, written
+from tests.helpers.tiers import SameBits, disk_of, tier_of, written
 from tests.helpers.tiny_llm import tiny_llm
 from tests.helpers.waiting import HANG_S
 
@@ -76,7 +76,7 @@ def test_a_new_engine_continues_what_was_saved_at_shutdown(
 
 
 def test_what_comes_back_from_files_has_the_bits_it_had(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
-    """Through all storeys in one process: a pool for one request, host memory for two, files for the others."""
+    """Through all tiers in one process: a pool for one request, host memory for two, files for the others."""
     llm = llm_in(tmp_path, model, max_total_tokens=64, host_cache_tokens=96)
     bits, disk = SameBits(llm.engine), disk_of(llm.engine)
     others = [[i, *prompt[1:]] for i, prompt in enumerate(PROMPTS, start=1)]
@@ -228,7 +228,7 @@ def test_files_need_a_folder_and_a_tree(tmp_path: Path, model: LoadedModel) -> N
     with pytest.raises(ValueError, match="cache_dir"):
         tiny_llm(model, cache_dir=tmp_path / "file")
     llm = tiny_llm(model, cache_dir=tmp_path / "kv", max_total_tokens=160)
-    assert storey_of(llm.engine).index.size == 160, "host memory as large as the pool"
+    assert tier_of(llm.engine).index.size == 160, "host memory as large as the pool"
 
 
 # --- host memory ------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_what_comes_back_has_its_bits_and_the_tokens_are_those_without_a_cache(
 
 def test_outputs_say_where_their_cached_tokens_were(model: LoadedModel) -> None:
     llm = small_llm(model, max_running_requests=1, max_total_tokens=64)
-    storey_of(llm.engine)
+    tier_of(llm.engine)
     first, second = PROMPTS[:2]
 
     def tiers(prompt: list[int]) -> tuple[int, dict[str, int]]:
@@ -299,21 +299,21 @@ def test_adapters_and_keys_have_blocks_of_their_own(model: LoadedModel, tmp_path
     folders = {name: save_adapter(tmp_path / name, model.model, seed) for seed, name in enumerate(("one", "two"))}
     names = [None, "one", "two"]
     plain, llm = (make(model, adapters=folders) for make in (without_cache, small_llm))
-    storey = storey_of(llm.engine)
+    tier = tier_of(llm.engine)
     wanted = {name: tokens_of(plain, PROMPTS[:2], adapter=name) for name in names}
     assert wanted["one"] != wanted["two"] != wanted[None]
     for name in names * 2:
         assert tokens_of(llm, PROMPTS[:2], adapter=name) == wanted[name]
-    fetched = storey.fetched_tokens
+    fetched = tier.fetched_tokens
     assert fetched > 100
-    held = len(storey.index)
+    held = len(tier.index)
     llm.unload_adapter("one")
     llm.engine.check_integrity()
-    assert 0 < len(storey.index) < held, "nobody asks for its K/V any more"
+    assert 0 < len(tier.index) < held, "nobody asks for its K/V any more"
     llm.load_adapter("one", folders["two"])
     assert tokens_of(llm, PROMPTS[:2], adapter="one") == wanted["two"]
     llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, extra_key="secret")
-    assert storey.fetched_tokens == fetched, "not even for the same tokens and the same name"
+    assert tier.fetched_tokens == fetched, "not even for the same tokens and the same name"
 
 
 # --- what a feed tells of files ---------------------------------------------------------------------------------------
@@ -389,9 +389,9 @@ def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, 
 def test_what_was_flushed_during_a_save_is_not_written_with_others_k_v(tmp_path: Path, model: LoadedModel) -> None:
     """Between two of a save's visits, host memory may be emptied, and its slots given to others."""
     llm = llm_in(tmp_path, model)
-    engine, disk, storey = llm.engine, disk_of(llm.engine), storey_of(llm.engine)
+    engine, disk, tier = llm.engine, disk_of(llm.engine), tier_of(llm.engine)
     served(llm)
-    held = [tuple(storey.index.tokens_of(block)[0].tolist()) for block in storey.index]
+    held = [tuple(tier.index.tokens_of(block)[0].tolist()) for block in tier.index]
     assert held
     others, visits = [[i, *prompt[1:]] for i, prompt in enumerate(PROMPTS, start=1)], 0
 

@@ -16,7 +16,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
-from nanoinfer.parallel.ranks import Ranks, StartedRanks
+from nanoinfer.model.parallel.ranks import Ranks, StartedRanks
 from tests.helpers.rank_processes import PARAMS, PROMPT, lives, pids_of, ranks_below, until_ended
 from tests.helpers.waiting import HANG_S, Worker, until
 
@@ -39,9 +39,9 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_start(monkeypatch: pytest
 
     def start_and_kill(cls: type[Ranks], size: int) -> Ranks:
         ranks = start(size)
-        assert isinstance(ranks.members, StartedRanks)
-        started.extend(ranks.members.pids)
-        monkeypatch.setattr(ranks.members, "ended", killing_once(ranks.members))
+        assert isinstance(ranks.workers, StartedRanks)
+        started.extend(ranks.workers.pids)
+        monkeypatch.setattr(ranks.workers, "ended", killing_once(ranks.workers))
         return ranks
 
     monkeypatch.setattr(Ranks, "start", classmethod(start_and_kill))
@@ -51,14 +51,14 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_start(monkeypatch: pytest
     until_ended(started)
 
 
-def killing_once(members: StartedRanks) -> Callable[[], list[str]]:
-    """`members.ended`, which finds nobody the first time, and kills all after it has looked."""
-    ended, times = members.ended, count()
+def killing_once(workers: StartedRanks) -> Callable[[], list[str]]:
+    """`workers.ended`, which finds nobody the first time, and kills all after it has looked."""
+    ended, times = workers.ended, count()
 
     def ended_and_kill() -> list[str]:
         if next(times):
             return ended()
-        for pid in members.pids:
+        for pid in workers.pids:
             os.kill(pid, signal.SIGKILL)
         return []
 
@@ -96,7 +96,7 @@ import threading
 from nanoinfer import LLM, SamplingParams  # no main guard, and nothing that could be imported: it comes from standard input
 llm = LLM("story", tensor_parallel_size=2)
 params = SamplingParams(max_new_tokens=12, temperature=0)
-print("ranks", *llm.engine.model_runner._ranks.members.pids, flush=True)
+print("ranks", *llm.engine.model_runner._ranks.workers.pids, flush=True)
 try:
     for piece in llm.stream("The", SamplingParams(max_new_tokens=400, temperature=0, ignore_eos=True)):
         print("piece", flush=True)

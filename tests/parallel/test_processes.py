@@ -15,9 +15,9 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import RankError
-from nanoinfer.parallel import ranks as ranks_module
-from nanoinfer.parallel.messages import Message
-from nanoinfer.parallel.ranks import Ranks, StartedRanks
+from nanoinfer.model.parallel import ranks as ranks_module
+from nanoinfer.model.parallel.messages import Message
+from nanoinfer.model.parallel.ranks import Ranks, StartedRanks
 from tests.helpers.checkpoints import save_checkpoint
 from tests.helpers.rank_processes import PARAMS, PROMPT, pids_of, ranks_of, until_ended
 from tests.helpers.waiting import HANG_S, until
@@ -95,9 +95,9 @@ def test_a_rank_that_is_killed_while_it_starts_ends_the_start(monkeypatch: pytes
     started: list[int] = []
     make = StartedRanks.__init__
 
-    def make_and_kill(members: StartedRanks, *arguments: object) -> None:
-        make(members, *arguments)  # type: ignore[arg-type]
-        started.extend(members.pids)
+    def make_and_kill(workers: StartedRanks, *arguments: object) -> None:
+        make(workers, *arguments)  # type: ignore[arg-type]
+        started.extend(workers.pids)
         os.kill(started[-1], signal.SIGKILL)
 
     monkeypatch.setattr(StartedRanks, "__init__", make_and_kill)
@@ -144,7 +144,7 @@ import sys
 from pathlib import Path
 from nanoinfer import LLM
 llm = LLM(sys.argv[1], tensor_parallel_size=2, max_total_tokens=64, quantization=sys.argv[2] or None)
-for pid in ("self", *llm.engine.model_runner._ranks.members.pids):
+for pid in ("self", *llm.engine.model_runner._ranks.workers.pids):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     print(*(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 """

@@ -34,7 +34,7 @@ def test_a_failing_rank_ends_the_engine_and_all_its_requests(
         if when == "in a pass":
             monkeypatch.setattr(ModelRunner, "run", failing_in_rank_1(ModelRunner.run))
         else:
-            engine.model_runner._ranks.members.errors[1] = OSError("gone")  # type: ignore[attr-defined]
+            engine.model_runner._ranks.workers.errors[1] = OSError("gone")  # type: ignore[attr-defined]
         with pytest.raises(RankError, match=r"has ended, and the engine with it: rank 1: OSError\('gone'\)") as caught:
             engine.step()
         outputs = {out.request_id: out for out in engine.step()}
@@ -53,7 +53,7 @@ def test_an_idle_engine_is_closed_once_a_rank_has_ended(checkpoint: Checkpoint) 
     with split_llm(checkpoint("llama"), 2, **WHOLE) as llm:
         llm.generate(PROMPTS[0], of(0))
         assert not llm.engine.is_closed
-        llm.engine.model_runner._ranks.members.errors[1] = OSError("gone")  # type: ignore[attr-defined]
+        llm.engine.model_runner._ranks.workers.errors[1] = OSError("gone")  # type: ignore[attr-defined]
         assert llm.engine.is_closed
         with pytest.raises(EngineClosedError, match=r"takes no more requests: .* has ended, .* rank 1: OSError"):
             llm.generate(PROMPTS[0], of(0))
@@ -99,11 +99,11 @@ def test_messages_of_any_length_arrive() -> None:
             heard.extend(communicator.listen() for _ in lengths)
 
     lengths = [0, 1, 8183, 8184, 8185, 100_000]
-    members = Listener(room)
+    workers = Listener(room)
     sent = [bytes(i % 251 for i in range(length)) for length in lengths]
     for message in sent:
         ThreadCommunicator(room, 0).tell(message)
-    members.end(patiently=True)
+    workers.end(patiently=True)
     assert heard == sent
 
 
@@ -118,9 +118,9 @@ def test_parts_in_bfloat16_are_added_in_float32() -> None:
                 part = torch.full((2, 3), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
                 sums[rank] = communicator.all_reduce(part)
 
-    members = Adder(room)
-    members._run(0)
-    members.end(patiently=True)
+    workers = Adder(room)
+    workers._run(0)
+    workers.end(patiently=True)
     assert len(sums) == 4
     for found in sums.values():
         assert found.dtype is torch.bfloat16

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nanoinfer import LLM
+from nanoinfer.ascend import GeneratorTorch
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.llama import LlamaForCausalLM
-from nanoinfer.paged import GeneratorTorch
-from nanoinfer.parallel.ranks import StartedRanks
+from nanoinfer.model.parallel.ranks import StartedRanks
 from nanoinfer.registry import ATTENTION_BACKENDS, KV_STORAGES, MODEL_FAMILIES, QUANTIZATIONS
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.checkpoints import edited

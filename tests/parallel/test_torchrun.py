@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from nanoinfer import LLM
 from nanoinfer.cli.main import main
-from nanoinfer.parallel import communicator
+from nanoinfer.model.parallel import communicator
 from tests.helpers.rank_processes import PARAMS, PROMPT, until_ended
 from tests.helpers.waiting import HANG_S
 

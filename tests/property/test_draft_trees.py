@@ -11,8 +11,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoinfer.paged.draft_tree import DraftTree, keep_accepted, tree_inputs
-from nanoinfer.paged.generator import GeneratorTorch
+from nanoinfer.ascend.draft_tree import DraftTree, keep_accepted, tree_inputs
+from nanoinfer.ascend.generator import GeneratorTorch
 from tests.helpers.paged import Caller
 
 OPTIONS: dict[str, dict[str, object]] = {"llama": {}, "gemma3": {}, "mistral": {"sliding_window": 5}}

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
-from nanoinfer.drafting.length_controller import MEMORY, Acceptance, worthwhile
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
-from tests.helpers.drafts import STEM, Asked, Foreknowing, check_same, serve
+from nanoinfer.speculative.length_controller import MEMORY, Acceptance, worthwhile
+from tests.helpers.drafts import STEM, Asked, OracleDrafter, check_same, serve
 from tests.helpers.engines import assert_all_free, step
 from tests.helpers.oracles import VOCAB
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
@@ -69,8 +69,8 @@ def kept(model: LoadedModel) -> dict[int, tuple[list[RequestOutput], set[tuple[i
 
 
 @pytest.fixture(scope="module")
-def knowing(model: LoadedModel) -> Foreknowing:
-    drafter, llm = Foreknowing(VOCAB), tiny_llm(model, max_running_requests=8)
+def knowing(model: LoadedModel) -> OracleDrafter:
+    drafter, llm = OracleDrafter(VOCAB), tiny_llm(model, max_running_requests=8)
     reqs: list[Req] = []
     for prompt, fields in ROLLBACK:
         request_id = llm.engine.add_request(prompt, SamplingParams(**{"max_new_tokens": 16, **fields}))
@@ -93,7 +93,7 @@ def knowing(model: LoadedModel) -> Foreknowing:
 def test_drafts_of_any_length_that_go_wrong_anywhere_leave_nothing_behind(
     model: LoadedModel,
     kept: dict[int, tuple[list[RequestOutput], set[tuple[int, ...]]]],
-    knowing: Foreknowing,
+    knowing: OracleDrafter,
     plans: list[tuple[int, int]],
     num_draft_tokens: int,
     page_size: int,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoinfer.kernels import Kernels, select_kernels
+from nanoinfer.model.kernels import Kernels, select_kernels
 from tests.helpers.kernels import need_cpp
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
-from nanoinfer.grammars.compiler import Grammar
+from nanoinfer.sampling.grammar.compiler import Grammar
 from tests.helpers.engines import LetterTokenizer, make_engine
 from tests.helpers.grammars import accepts, matcher_of, random_output, story_compiler
 

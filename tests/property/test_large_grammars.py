@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanoinfer.grammars.compiler import MAX_LENGTH, Compiler, Grammar, Refusal
+from nanoinfer.sampling.grammar.compiler import MAX_LENGTH, Compiler, Grammar, Refusal
 from tests.helpers.fetches import Fetches
 from tests.helpers.grammars import EOS, allowed, story_compiler
 from tests.helpers.waiting import HANG_S

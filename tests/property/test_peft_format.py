@@ -10,8 +10,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoinfer.adapters.peft_files import EMBEDDINGS, AdapterConfig, read_adapter
-from nanoinfer.adapters.projections import projections
+from nanoinfer.model.lora.peft_files import EMBEDDINGS, AdapterConfig, read_adapter
+from nanoinfer.model.lora.projections import projections
 from tests.helpers.checkpoints import FAMILIES
 from tests.helpers.peft_models import ENDS, adapt, check_equal, layers_of, network_of, refusal
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.oracles import VOCAB, Oracle, make_model
 from tests.helpers.pressure import FAULTS, World, never_twice_in_a_row
-from tests.soak.episodes import by_hand
+from tests.soak.episodes import manual
 
 MAX_NEW_TOKENS = 12
 REQUESTS = st.fixed_dictionaries(
@@ -162,17 +162,17 @@ def test_the_soak_forces_what_it_is_meant_to_force(
     model: tuple[LoadedModel, Oracle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of its episodes, under pressure all the time."""
-    monkeypatch.setattr(by_hand, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
+    monkeypatch.setattr(manual, "MAX_NEW_TOKENS", MAX_NEW_TOKENS)
     sums = dict.fromkeys(("retractions", "evicted_tokens", "cached_tokens"), 0)
     counts = dict.fromkeys(("steps", "paused", "finished", "aborted", "timed_out", "failed", "refused"), 0)
     for seed in range(8, 16):
         rng = np.random.default_rng(seed)
-        config = {**by_hand.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
+        config = {**manual.random_config(rng), "max_running_requests": 8, "schedule_conservativeness": 0.001}
         config |= {"max_total_tokens": 80, "page_size": (1, 4)[seed % 2], "disable_radix_cache": False, "max_queue": 6}
         config["chunked_prefill_size"] = (None, 8)[seed // 2 % 2]
         config["num_scheduler_steps"] = 1 if config["drafter"] else (1, 3, 8)[seed % 3]
         world = World(*model, **config)
-        by_hand.run_episode(world, rng, STEMS, steps=100)
+        manual.run_episode(world, rng, STEMS, steps=100)
         stats = world.engine.stats()
         sums = {name: value + getattr(stats, name) for name, value in sums.items()}
         counts = {name: value + world.counts[name] for name, value in counts.items()}

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoinfer import LLM, RequestOutput, SamplingParams
-from nanoinfer.requests.req import FinishReason, Req
-from nanoinfer.scheduling import admission
+from nanoinfer.outputs import FinishReason
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduler import admission
 from tests.helpers.adapters import NAMES, Name, alone, outputs, three_adapters
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.fakes import FakeServer, admissions, expected_output

@@ -14,7 +14,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from nanoinfer.grammars.patterns import without_look_ahead
+from nanoinfer.sampling.grammar.patterns import without_look_ahead
 from tests.helpers.grammars import accepts, matcher_of, random_output
 
 

@@ -19,7 +19,7 @@ from openai import pydantic_function_tool
 from openai.lib._parsing._completions import type_to_response_format_param
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter
 
-from nanoinfer.grammars.compiler import Grammar
+from nanoinfer.sampling.grammar.compiler import Grammar
 from tests.helpers.grammars import matcher_of, random_output, story_compiler
 
 

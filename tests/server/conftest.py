@@ -33,7 +33,7 @@ def reference() -> LLM:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    from nanoinfer.adapters.manager import bundled_adapter
+    from nanoinfer.model.lora.manager import bundled_adapter
 
     root = tmp_path_factory.mktemp("adapters")
     for name in ("sea", "rhymes"):

@@ -12,8 +12,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.grammars.matcher import Matcher
 from nanoinfer.requests.tokenizer import Tokenizer
+from nanoinfer.sampling.grammar.matcher import Matcher
 from nanoinfer.server.formatter import dumps
 from nanoinfer.server.logprobs import Offsets, TokenNames, chat_logprobs, completion_logprobs
 from tests.helpers.servers import Running, sent_events

@@ -18,7 +18,7 @@ from nanoinfer.server.live import recording
 from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.live.recording import Recording
 from nanoinfer.server.live.routes import FILES, POLICY
-from nanoinfer.trace import Trace, record
+from nanoinfer.viz.trace import Trace, record
 from tests.helpers.async_engines import gated
 from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine, serve
 from tests.helpers.servers import Running, patient_app, running

@@ -10,7 +10,7 @@ pytest.importorskip("selenium", reason="selenium is not installed (pip install s
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from nanoinfer.trace import Trace
+from nanoinfer.viz.trace import Trace
 from tests.helpers.live_page import ask, find, letters, opened, set_field, shows, texts
 from tests.helpers.servers import Running
 from tests.helpers.waiting import until

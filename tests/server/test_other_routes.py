@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.adapters.manager import bundled_adapter
+from nanoinfer.model.lora.manager import bundled_adapter
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, ask, patient_app, sent_events
 from tests.server.conftest import greedy

@@ -72,7 +72,7 @@ from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.soak import traffic
-from tests.soak.episodes import by_hand, doors, exits, files, grammars, killed_ranks, threads
+from tests.soak.episodes import doors, exits, files, grammars, killed_ranks, manual, threads
 
 ROOT = Path(__file__).parents[2]
 RAY = "Ray is not installed: pip install -e '.[cluster]'"
@@ -145,14 +145,14 @@ class Soak:
     def __init__(self, directory: Path):
         self.directory = directory
         model = make_llm_model(directory)
-        self.models = {None: (model, Oracle(directory, by_hand.MAX_NEW_TOKENS))}
+        self.models = {None: (model, Oracle(directory, manual.MAX_NEW_TOKENS))}
         for kind in ("int8", "int4"):
             quantized = replace(load_model(directory, torch.float32, quantization=kind), tokenizer=model.tokenizer)
-            self.models[kind] = quantized, NetworkOracle(quantized, by_hand.MAX_NEW_TOKENS)
+            self.models[kind] = quantized, NetworkOracle(quantized, manual.MAX_NEW_TOKENS)
         # One draft model is hardly ever right, the other always.
         self.draft_models = [make_draft_model(directory / "draft"), model]
         self.adapters = [
-            (folder, Oracle(merged(directory, folder), by_hand.MAX_NEW_TOKENS))
+            (folder, Oracle(merged(directory, folder), manual.MAX_NEW_TOKENS))
             for folder in (
                 save_adapter(directory / "small", model.model, seed=1, rank=1),
                 save_adapter(directory / "large", model.model, seed=2, rank=9),
@@ -160,7 +160,7 @@ class Soak:
             )
         ]
         self.stories = grammars.Models()
-        self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, by_hand.MAX_PROMPT))
+        self.stems = np.random.default_rng(12345).integers(0, VOCAB, size=(3, manual.MAX_PROMPT))
         self.prompts = [
             [*stem[:length].tolist(), *tail]
             for stem in self.stems
@@ -171,7 +171,7 @@ class Soak:
     def run(self, kind: str, seed: int) -> Counter[str]:
         """One episode; what happened in it."""
         rng = np.random.default_rng(seed)
-        config = by_hand.random_config(rng)
+        config = manual.random_config(rng)
         quantization = [None, None, "int8", "int4"][int(rng.integers(4))]
         model, oracle = self.models[quantization]
         draft_model = self.draft_models[seed % 2] if "model" in str(config["drafter"]) else None
@@ -183,7 +183,7 @@ class Soak:
                 engine, counts = grammars.run_episode(self.stories, rng, config)
             elif kind in OF_AN_LLM:
                 llm = tiny_llm(model, draft_model=draft_model, **config)
-                counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, by_hand.MAX_NEW_TOKENS)
+                counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, manual.MAX_NEW_TOKENS)
                 engine = llm.engine
             else:
                 if config["host_cache_tokens"] is not None and rng.random() < 0.5:  # one folder for all models
@@ -196,7 +196,7 @@ class Soak:
                 adapters = (
                     [] if quantization else self.adapters
                 )  # the oracle of an adapter has it merged into the weights
-                by_hand.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
+                manual.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
                 counts, engine = Counter(world.counts), world.engine
         except BaseException:
             print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {quantization=} {config}", flush=True)

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nanoinfer.adapters.manager import bundled_adapter
+from nanoinfer.model.lora.manager import bundled_adapter
 from tests.soak.wishes import GUEST, RESIDENTS, Answers, choices_of, random_wish
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Which file imports which: no circles, nothing upwards, nothing heavy before it is used.
 
-The table below is the order of the rooms, and the place to look at before one of them imports another.
+The table below is the order of the packages: look at it before one of them imports another.
 """
 
 import subprocess
@@ -16,39 +16,33 @@ from tests.helpers.imports import Imports, circles, loaded_by, read_imports
 
 ROOT = Path(__file__).parent.parent.parent
 
-# A room is a folder of nanoinfer/ or a file directly in it; `nanoinfer` is its __init__. Lowest first: a room may import
-# those of the rows above its own in this table and its neighbours in the same row, never those of a row below.
-ROOMS = (
-    ("errors device registry version", "what needs nothing else of the package"),
-    ("kernels", "a model's arithmetic"),
-    ("requests config", "what is asked for: requests and their texts, and the engine's settings"),
-    ("cache", "slots, rows and the radix tree"),
-    ("model", "from token ids to logits"),
-    ("adapters", "what fine-tunes add to a model's projections"),
-    ("ops", "operators with Ascend's interfaces"),
-    ("parallel", "a model that is split over several processes"),
-    ("grammars", "which tokens a request's grammar allows"),
-    ("sampling", "from logits to tokens"),
-    ("scheduling", "which requests are in the next pass, and their batch"),
-    ("drafting", "several tokens per request from one pass"),
+# A package is a folder of nanoinfer/ or a module directly in it; `nanoinfer` is its __init__. Lowest first: a package may
+# import those of the layers above its own in this table and its neighbours in the same layer, never those of a layer below.
+LAYERS = (
+    ("errors outputs device registry version", "what needs nothing else of the package"),
+    ("keywords", "other engines' names for arguments"),
+    ("config sampling_params", "what is asked for: the engine's settings, and a request's"),
+    ("requests", "requests and their texts"),
+    ("cache", "slots, rows, the radix tree and its tiers"),
+    ("model", "from token ids to logits: kernels, layers, families, LoRA, tensor parallelism"),
+    ("ascend sampling scheduler", "Ascend's interfaces; from logits to tokens; which requests are in the next pass"),
+    ("speculative sessions", "several tokens per request from one pass; the first engines of the series"),
     ("engine", "the step: schedule, forward, sample, process; threads, deadlines and failures around it"),
-    ("paged sessions", "other ways to use a model: forward_tensor, and the first engines of the series"),
-    ("viz", "pictures: they draw what they are given"),
-    ("trace", "watches an engine; pictures of a run"),
-    ("frontends", "a model and its engine in one object: for any thread, and for coroutines"),
+    ("viz", "pictures, and what records a run"),
+    ("llm", "a model and its engine in one object"),
+    ("async_llm", "the same, for coroutines"),
     ("nanoinfer", "the public names"),
     ("server", "an engine behind HTTP"),
     ("cluster", "more than one engine"),
-    ("terminal", "tables for a terminal"),
     ("bench", "measurements"),
     ("cli __main__", "the command line"),
 )
 # What using the public names must not load: it loads when it is used. (torch itself loads tqdm.)
 LATER = (
     *("transformers", "tokenizers", "huggingface_hub", "jinja2", "llguidance", "tqdm", "matplotlib", "PIL", "IPython"),
-    *("nanoinfer.kernels.cpp", "nanoinfer.kernels.build", "nanoinfer.model.attention.cpp"),
+    *("nanoinfer.model.kernels.cpp", "nanoinfer.model.kernels.build", "nanoinfer.model.attention.cpp"),
     *("nanoinfer.model.mistral", "nanoinfer.model.qwen", "nanoinfer.model.gemma3", "nanoinfer.model.phi3"),
-    *("nanoinfer.parallel", "nanoinfer.viz", "nanoinfer.trace"),
+    *("nanoinfer.model.parallel", "nanoinfer.viz", "nanoinfer.viz.trace"),
     *("nanoinfer.bench", "nanoinfer.cli", "nanoinfer.server", "nanoinfer.cluster"),
     *("fastapi", "uvicorn", "prometheus_client"),
 )
@@ -61,37 +55,46 @@ def circles_of_files(imports: Imports) -> list[str]:
     return circles(imports.graph())
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
-def rooms_of(imports: Imports) -> dict[str, set[str]]:
-    """Room → the rooms that it imports."""
-    rooms: dict[str, set[str]] = {}
+def packages_of(imports: Imports) -> dict[str, set[str]]:
+    """Package → the packages that it imports."""
+    packages: dict[str, set[str]] = {}
     for importer, imported in imports.graph().items():
-        rooms.setdefault(room_of(importer), set()).update({room_of(each) for each in imported} - {room_of(importer)})
-    return rooms
+        packages.setdefault(package_of(importer), set()).update(
+            {package_of(each) for each in imported} - {package_of(importer)}
+        )
+    return packages
 
 
-def circles_of_rooms(imports: Imports) -> list[str]:
-    return circles(rooms_of(imports))
+def circles_of_packages(imports: Imports) -> list[str]:
+    return circles(packages_of(imports))
 
 
 def arrows_upwards(imports: Imports) -> list[str]:
-    level = {room: i for i, (rooms, _) in enumerate(ROOMS) for room in rooms.split()}
+    level = {package: i for i, (packages, _) in enumerate(LAYERS) for package in packages.split()}
     found = []
     for arrow in imports.arrows:
-        importer, imported = room_of(arrow.importer), room_of(arrow.imported)
-        if arrow.imported in imports.modules and level.get(imported, 0) > level.get(importer, len(ROOMS)):
+        importer, imported = package_of(arrow.importer), package_of(arrow.imported)
+        if arrow.imported in imports.modules and level.get(imported, 0) > level.get(importer, len(LAYERS)):
             found.append(f"{arrow}, which is above it")
     return found
 
 
-def rooms_and_table_apart(imports: Imports) -> list[str]:
-    rooms, table = {room_of(module) for module in imports.modules}, " ".join(rooms for rooms, _ in ROOMS).split()
+def packages_and_table_apart(imports: Imports) -> list[str]:
+    packages, table = (
+        {package_of(module) for module in imports.modules},
+        " ".join(packages for packages, _ in LAYERS).split(),
+    )
     return [
-        *(f"{room}: is not in the table ROOMS" for room in sorted(rooms - set(table))),
-        *(f"{room}: in the table ROOMS, but there is no such room" for room in table if room not in rooms),
+        *(f"{package}: is not in the table LAYERS" for package in sorted(packages - set(table))),
+        *(
+            f"{package}: in the table LAYERS, but there is no such package"
+            for package in table
+            if package not in packages
+        ),
     ]
 
 
@@ -127,8 +130,8 @@ def package() -> Imports:
     "rule",
     [
         circles_of_files,
-        circles_of_rooms,
-        rooms_and_table_apart,
+        circles_of_packages,
+        packages_and_table_apart,
         arrows_upwards,
         config_on_models,
         imports_of_tests,
@@ -155,7 +158,7 @@ def test_the_tools_of_the_notebooks_keep_the_rule(
 
 @pytest.mark.slow
 def test_the_public_names_load_nothing_heavy() -> None:
-    loaded = loaded_by("nanoinfer.frontends.llm, nanoinfer.frontends.async_engine", ROOT, after="torch")
+    loaded = loaded_by("nanoinfer.llm, nanoinfer.async_llm", ROOT, after="torch")
     assert {"nanoinfer.engine.engine", "nanoinfer.model.loader"} <= loaded
     early = loaded_too_early(loaded)
     assert not early, f"import nanoinfer loads {', '.join(early)}"
@@ -166,7 +169,7 @@ def test_a_first_answer_loads_neither_torchs_compiler_nor_the_model_classes_of_t
     """Each takes about a second: torch's when something is defined for it, transformers' with a configuration's class."""
     code = "nanoinfer as n\nn.LLM('story').generate('x', n.SamplingParams(max_new_tokens=3))"
     loaded = loaded_by(code, ROOT, after="torch")
-    assert "nanoinfer.model.captured_passes" in loaded
+    assert "nanoinfer.model.graph_runner" in loaded
     assert not {"torch._dynamo", "torch.distributed.tensor", "transformers.models.auto"} & loaded
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanoinfer.kernels import build
-from nanoinfer.kernels.cpp import CppKernels
+from nanoinfer.model.kernels import build
+from nanoinfer.model.kernels.cpp import CppKernels
 from tests.helpers.waiting import HANG_S
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 LOAD = """
 import json, os, sys
 import torch
-from nanoinfer.kernels import build, select_kernels, selection_of
+from nanoinfer.model.kernels import build, select_kernels, selection_of
 for environment in json.load(sys.stdin):
     os.environ.clear()
     os.environ.update(environment)

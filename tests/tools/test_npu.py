@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.device import import_torch_npu, on_stream, resolve_device
-from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.paged.generator import GeneratorTorch
 from tests.helpers.advance_step import example, lists, loop, speculative_example
 from tests.helpers.paged import Caller
 

@@ -112,7 +112,7 @@ def test_an_sdist_has_what_tests_and_notebooks_need(archives: tuple[Path, Path])
     with tarfile.open(archives[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     wanted = {"LICENSE", "requirements.txt", "data/story/model.safetensors", "notebooks/00_start_here.ipynb"}
-    assert wanted | {"nanoinfer/kernels/vectors.h", "tests/soak/__main__.py"} <= names
+    assert wanted | {"nanoinfer/model/kernels/vectors.h", "tests/soak/__main__.py"} <= names
 
 
 @pytest.mark.slow

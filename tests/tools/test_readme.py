@@ -9,8 +9,8 @@ import pytest
 from PIL import ImageColor
 
 from nanoinfer import registry
-from nanoinfer.trace import Trace
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
+from nanoinfer.viz.trace import Trace
 
 ROOT = Path(__file__).parent.parent.parent
 HANDBOOK = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "notebooks" / "handbook").glob("*.md"))]

@@ -121,8 +121,8 @@ def test_what_depends_on_a_clock_is_found(text: str) -> None:
     "text",
     [
         "import time\nmonkeypatch.setattr(time, 'sleep', f)",
-        "from nanoinfer.kernels import build\nbuild.time.monotonic = f",
-        "patch('nanoinfer.kernels.build.subprocess.Popen', f)",
+        "from nanoinfer.model.kernels import build\nbuild.time.monotonic = f",
+        "patch('nanoinfer.model.kernels.build.subprocess.Popen', f)",
         "import threading\nmock.patch.object(threading.Thread, 'start', f)",
     ],
 )

@@ -83,7 +83,7 @@ class DiskTier:
         self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
         self._is_closed, self._looked_at = False, clock()
-        host.below, host.index.first_digest, self.first_digest = self, first_digest, first_digest
+        host.next_tier, host.index.first_digest, self.first_digest = self, first_digest, first_digest
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class DiskTier:
         self._reads[req] = InFlightRead(kv, start, above, end)
         return False
 
-    def land(self) -> None:
+    def complete_reads(self) -> None:
         """Put what has come into host memory. What comes later than this does so at the next call."""
         for req, read in list(self._reads.items()):
             if read.kv.done():
@@ -160,7 +160,7 @@ class DiskTier:
         """Wait a moment for what is on its way. True if something has come, or is not waited for any more."""
         before = len(self._reads)
         wait([read.kv for read in list(self._reads.values())[:1]], MOMENT_S)
-        self.land()  # or else it would come again and again when nobody is considered
+        self.complete_reads()  # or else it would come again and again when nobody is considered
         return len(self._reads) < before
 
     def give_up(self) -> None:

@@ -48,7 +48,7 @@ class HostTier(TreeObserver):
         self.index = BlockIndex(size // self.block_size * self.block_size, self.block_size, self._leaving)
         self.memory = HostMemory(buffers, self.index.size)
         self.stored_tokens = self.fetched_tokens = 0
-        self.below: Any = None  # a DiskTier, if there is one: what has to leave is offered to it
+        self.next_tier: Any = None  # a DiskTier, if there is one: what has to leave is offered to it
         self._cache, self._keeps = cache, True
         cache.radix_cache.observers.add(self)
 
@@ -80,7 +80,7 @@ class HostTier(TreeObserver):
         """
         cache, tokens, start = self._cache, req.reusable_tokens, req.prefix_len
         end = self.index.reach(tokens, req.extra_key, start)
-        landed = {} if self.below is None else self.below.landed
+        landed = {} if self.next_tier is None else self.next_tier.landed
         if end == start:
             landed.pop(req, None)  # should it be fetched later, it comes from host memory
             return {}
@@ -122,8 +122,8 @@ class HostTier(TreeObserver):
     def emptied(self) -> Iterator[None]:
         """Forget everything, and keep nothing of what is evicted in this block, nor of what is on its way from below."""
         self.index.clear()
-        if self.below is not None:
-            self.below.give_up()
+        if self.next_tier is not None:
+            self.next_tier.give_up()
         self._keeps = False
         try:
             yield
@@ -135,15 +135,15 @@ class HostTier(TreeObserver):
         ValueError unless each block has whole blocks of `event_block_size` tokens."""
         here = TierBlocks(CPU, self.block_size, event_block_size, changed)
         self.index.tell(here)
-        return [here] if self.below is None else [here, self.below.tell(event_block_size, changed)]
+        return [here] if self.next_tier is None else [here, self.next_tier.tell(event_block_size, changed)]
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot has exactly one owner. Visits all blocks."""
         self.index.check_integrity()
 
     def _leaving(self, block: Block) -> None:
-        if self.below is not None:
-            self.below.offer(block)
+        if self.next_tier is not None:
+            self.next_tier.offer(block)
 
     def _load(self, tokens: np.ndarray, extra_key: Hashable, start: int, pool_slots: np.ndarray) -> int:
         """Copy K/V of the positions from `start` on to `pool_slots`, as far as there is some; returns of how many."""

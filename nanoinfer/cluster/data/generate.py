@@ -11,7 +11,7 @@ from typing import Any
 from nanoinfer.cluster.data.answer_folder import AnswerFolder
 from nanoinfer.cluster.data.generator import ANSWER_COLUMNS, ORDER, Generator, Work, with_order
 from nanoinfer.cluster.policy import check_above_zero, check_count
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 from nanoinfer.cluster.ray_runtime import quiet_logs
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.sampling_params import SamplingParams
 
 ANSWER_COLUMNS = ("text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "error")
 ORDER = "__nanoinfer_order__"  # a column: by it, rows are sorted
@@ -39,7 +39,7 @@ class Generator:
     """Ray Data makes one per replica and calls it with tables of rows."""
 
     def __init__(self, work: Work):
-        from nanoinfer.frontends.llm import LLM  # torch, which Ray's workers that only sort rows do not need
+        from nanoinfer.llm import LLM  # torch, which Ray's workers that only sort rows do not need
 
         quiet_logs()
         self._work = work

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.config import EngineConfig
-from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.frontends.async_stream import AsyncStream
-from nanoinfer.requests.outputs import StreamPiece
+from nanoinfer.engine.async_stream import AsyncStream
+from nanoinfer.outputs import StreamPiece
 from nanoinfer.requests.request import Request
 
 ALIVE_S = 1.0  # a call hears from its replica at least this often

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.cluster.serve.protocol import Accepted, Answer, Call, Ended, News, Refused
+from nanoinfer.engine.async_stream import Delivery
 from nanoinfer.errors import EngineClosedError, QueueFullError, ReplicaLostError
-from nanoinfer.frontends.async_stream import Delivery
-from nanoinfer.requests.outputs import CompletionOutput, RequestOutput, StreamPiece
-from nanoinfer.requests.req import FinishReason
+from nanoinfer.outputs import CompletionOutput, FinishReason, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.seeds import derived_seed
 

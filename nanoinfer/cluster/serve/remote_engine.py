@@ -18,9 +18,9 @@ from nanoinfer.cluster.serve.protocol import Addressed, Call, Description, Told
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
+from nanoinfer.engine.async_stream import AsyncStream, Delivery
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import AdapterError, EngineClosedError, ReplicaLostError
-from nanoinfer.frontends.async_stream import AsyncStream, Delivery
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import Tokenizer

@@ -8,13 +8,13 @@ from typing import Any
 
 from ray import serve
 
+from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.cluster.policy import load_of
 from nanoinfer.cluster.ray_runtime import quiet_logs
 from nanoinfer.cluster.serve.protocol import Addressed, Answer, Call, Description, Told, answer_call
 from nanoinfer.cluster.serve.settings import ReplicaSettings
+from nanoinfer.engine.async_stream import AsyncStream
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.async_engine import AsyncEngine
-from nanoinfer.frontends.async_stream import AsyncStream
 
 TELL_EVERY_S, TELL_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each door is told what has changed
 STUCK_S = 300.0  # an engine whose step takes longer is taken for broken

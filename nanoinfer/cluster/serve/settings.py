@@ -9,7 +9,7 @@ from nanoinfer.cluster.policies import POLICIES
 from nanoinfer.cluster.policy import check_above_zero, check_count
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 
 
 @dataclass(frozen=True)

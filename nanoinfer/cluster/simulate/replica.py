@@ -18,9 +18,9 @@ from nanoinfer.cluster.simulate.sessions import SimRequest
 from nanoinfer.config import EngineConfig
 from nanoinfer.registry import KV_STORAGES
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.scheduling.batch import Batch
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.batch import Batch
+from nanoinfer.scheduler.scheduler import Scheduler
 
 Told = Callable[[SimRequest], object]
 

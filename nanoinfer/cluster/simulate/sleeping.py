@@ -14,7 +14,7 @@ from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.scheduling.batch import Batch
+from nanoinfer.scheduler.batch import Batch
 
 
 class SleepingRunner(ModelRunner):

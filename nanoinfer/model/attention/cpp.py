@@ -4,9 +4,9 @@ import torch
 
 from nanoinfer.cache.kv_storage import Int8KVStorage
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.kernels.functions import function
 from nanoinfer.model.attention.base import INT8_KV, SOFTCAP, AttentionLayer
 from nanoinfer.model.input_metadata import InputMetadata
+from nanoinfer.model.kernels.functions import function
 
 
 class CppAttention:

@@ -5,9 +5,9 @@ from collections.abc import Collection
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels.select import AS_ASKED, selected
 from nanoinfer.model.attention.base import AttentionBackend, missing_features
 from nanoinfer.model.attention.torch_native import TorchCudaBackend, TorchNativeBackend
+from nanoinfer.model.kernels.select import AS_ASKED, selected
 from nanoinfer.registry import ATTENTION_BACKENDS
 
 
@@ -36,8 +36,8 @@ def _torch_native(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
 
 
 def _cpp(dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    from nanoinfer.kernels.cpp import CppKernels
     from nanoinfer.model.attention.cpp import CppAttention
+    from nanoinfer.model.kernels.cpp import CppKernels
 
     if (reason := CppKernels.why_not(dtype, device)) is not None:
         raise KernelsUnavailableError(f"attention_backend='cpp': {reason}")

@@ -10,8 +10,8 @@ bits (float32: 23), with a power of two for each group, and so adds up products 
 import torch
 from torch.nn.functional import pad
 
-from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.select import Selection
+from nanoinfer.model.kernels import Kernels
+from nanoinfer.model.kernels.select import Selection
 from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 

@@ -10,8 +10,8 @@ plain torch below give the same bits on every machine. Symmetric scales per chan
 import torch
 from torch.nn.functional import pad
 
-from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.select import Selection
+from nanoinfer.model.kernels import Kernels
+from nanoinfer.model.kernels.select import Selection
 from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 

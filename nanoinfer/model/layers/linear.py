@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, Selection, TorchKernels
-from nanoinfer.kernels.base import AddedToGates
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.kernels import Kernels, Selection, TorchKernels
+from nanoinfer.model.kernels.base import AddedToGates
 from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.kernels import Kernels, selection_of
-from nanoinfer.kernels.base import AddedToGates
+from nanoinfer.model.kernels import Kernels, selection_of
+from nanoinfer.model.kernels.base import AddedToGates
 from nanoinfer.registry import QUANTIZATIONS
 
 if TYPE_CHECKING:
-    from nanoinfer.kernels.functions import Function
+    from nanoinfer.model.kernels.functions import Function
 
 
 class LinearWeights(Protocol):
@@ -76,8 +76,8 @@ QUANTIZATIONS[None] = DenseWeights
 
 def cpp_function(name: str, kernels: Kernels, dtype: torch.dtype) -> "tuple[Function | None, str]":
     """The C++ function `name` for elements of `dtype`, or None and the reason why plain torch has to do its work."""
-    from nanoinfer.kernels.cpp import CppKernels  # when it is needed, not with nanoinfer
-    from nanoinfer.kernels.functions import function
+    from nanoinfer.model.kernels.cpp import CppKernels  # when it is needed, not with nanoinfer
+    from nanoinfer.model.kernels.functions import function
 
     if not isinstance(kernels, CppKernels):
         return None, f"plain torch, since the kernels are {selection_of(kernels)}"
@@ -89,7 +89,7 @@ def cpp_function(name: str, kernels: Kernels, dtype: torch.dtype) -> "tuple[Func
 
 def columns() -> int:
     """How many output channels the C++ kernels compute side by side."""
-    from nanoinfer.kernels.build import library
+    from nanoinfer.model.kernels.build import library
 
     return int(library().columns())
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from nanoinfer.kernels import Kernels
-from nanoinfer.kernels.huge_pages import HugePages
 from nanoinfer.model.adapter_rows import AdapterRows
+from nanoinfer.model.kernels import Kernels
+from nanoinfer.model.kernels.huge_pages import HugePages
 from nanoinfer.model.layers.linear_weights import columns, cpp_function
 
 MOST_PARTS = 3  # projections in one linear layer: q, k and v
@@ -51,7 +51,7 @@ class LowRankTable(Protocol):
         ...
 
     def shrink(self) -> bool:
-        """Give back the room that only adapters needed that have left. True if captured passes still take it."""
+        """Give back the room that only adapters needed that have left. True if captured graphs still take it."""
         ...
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
@@ -119,7 +119,7 @@ class CppLowRank:
     def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, function: Any):
         self.in_features, self.out_features, self._dtype, self._function = in_features, out_features, dtype, function
         self._step = 4 // dtype.itemsize  # elements in a word
-        self.table = np.zeros((places, self.WORDS), dtype=np.int64)  # it never moves: captured passes point to it
+        self.table = np.zeros((places, self.WORDS), dtype=np.int64)  # it never moves: captured graphs point to it
         self.most_ranks = RANKS  # of an adapter here
         self._packed: list[_Packed | None] = [None] * places
 

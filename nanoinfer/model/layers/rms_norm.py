@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nanoinfer.kernels import Kernels, TorchKernels
+from nanoinfer.model.kernels import Kernels, TorchKernels
 
 
 class RMSNorm(nn.Module):

@@ -6,9 +6,9 @@ from typing import Any
 
 from nanoinfer.engine.engine import Engine
 from nanoinfer.requests.tokenizer import REPLACEMENT, token_text, whole_characters
-from nanoinfer.trace.data import HEAD, dumps, tokens_in
-from nanoinfer.trace.events import BatchEntry, TraceEvent, TraceRequest
-from nanoinfer.trace.recorder import Recorder
+from nanoinfer.viz.trace.data import HEAD, dumps, tokens_in
+from nanoinfer.viz.trace.events import BatchEntry, TraceEvent, TraceRequest
+from nanoinfer.viz.trace.recorder import Recorder
 
 MOST_STEPS = 3000
 HIDDEN, REJECTED = 0, 1  # the token in place of all others, and that in place of drafts that were rejected
@@ -17,7 +17,7 @@ News = tuple[list[TraceRequest], list[TraceEvent]]
 
 
 class Recording:
-    """All messages together are a trace, as in a file (trace/data.py): the first one has its head, and each of them has
+    """All messages together are a trace, as in a file (viz/trace/data.py): the first one has its head, and each of them has
     requests, events, and the texts that they need. `about`: what else the first one says."""
 
     def __init__(self, engine: Engine, show_prompts: bool, about: dict[str, Any]):

@@ -13,7 +13,7 @@ from nanoinfer.server.block_events import HEADERS as EVENTS
 from nanoinfer.server.errors import ApiError, shut_down
 from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.service import Service
-from nanoinfer.trace.player import DRAWINGS, part
+from nanoinfer.viz.trace.player import DRAWINGS, part
 
 # Nothing is loaded from elsewhere, and nothing that gets into the page can run, be it text of a model or of other clients.
 POLICY = (

@@ -1,4 +1,4 @@
-"""Checks of notebook 12: predictions from bytes and operations, the buffers of a captured pass, and a sum that depends on
+"""Checks of notebook 12: predictions from bytes and operations, the buffers of a captured graph, and a sum that depends on
 the batch; nb12_tile.py has the product in C++."""
 
 from functools import reduce
@@ -90,7 +90,7 @@ WHY = {
 }
 
 
-@exercise("12.3", "The buffers of a captured pass", points=2)
+@exercise("12.3", "The buffers of a captured graph", points=2)
 def _(given: Given) -> str:
     fill_buffers, rng = given["fill_buffers"], np.random.default_rng(12)
     arrays = {name: rng.integers(100, 1000, SIZE) for name in NAMES}

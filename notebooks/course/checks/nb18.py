@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from nanoinfer.ops import aclnn
-from nanoinfer.ops.advance_step import npu_advance_step_flashattn
-from nanoinfer.paged.draft_tree import DraftTree
+from nanoinfer.ascend import aclnn
+from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
+from nanoinfer.ascend.draft_tree import DraftTree
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import a_kind, expect, expect_equal
 from notebooks.course.tables import Mistake, Wrong, compare, expect_refused

@@ -28,7 +28,7 @@ def _(given: Given) -> str:
     }
     hint = "the fewest tokens, at least 1 and a whole number, for which fetching is faster; None if it never is"
     compare(given["fewest_tokens"], _fewest, cases, mistakes, hint=hint)
-    return f"{len(cases)} storeys, quick and slow ones"
+    return f"{len(cases)} tiers, quick and slow ones"
 
 
 def _fewest(
@@ -61,7 +61,7 @@ def _(given: Given) -> str:
         rng.shuffle(names)
         chains.append({f"block {i}": (befores[i], times[i]) for i in names})
     cases: list[tuple[Blocks]] = []
-    for blocks in chains:  # until each storey is empty
+    for blocks in chains:  # until each tier is empty
         left = dict(blocks)
         while left:
             cases.append((dict(left),))
@@ -73,7 +73,7 @@ def _(given: Given) -> str:
     }
     hint = "the name of the block that was used longest ago of those with nothing behind them"
     compare(given["first_to_leave"], _first, cases, mistakes, hint=hint)
-    return f"{len(chains)} storeys, until each of them was empty"
+    return f"{len(chains)} tiers, until each of them was empty"
 
 
 def _first(blocks: Blocks, wrong: Wrong = ()) -> str:

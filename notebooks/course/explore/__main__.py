@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 from notebooks.course.explore import Explorable
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 from nanoinfer.viz.words import count
 from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Lanes
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve

@@ -1,6 +1,6 @@
 """Which cached tokens should go first? Eviction policies on a prompt that comes again and again between others."""
 
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 from nanoinfer.viz.words import count, percent
 from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers, Tree
 from notebooks.course.explore.runs import Arrival, Run, moments, serve

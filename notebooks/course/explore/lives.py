@@ -3,9 +3,9 @@
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from nanoinfer.trace.events import BatchEntry, TraceEvent, from_runs
-from nanoinfer.trace.state import NodeState, TraceState
-from nanoinfer.trace.trace import Trace
+from nanoinfer.viz.trace.events import BatchEntry, TraceEvent, from_runs
+from nanoinfer.viz.trace.state import NodeState, TraceState
+from nanoinfer.viz.trace.trace import Trace
 from nanoinfer.viz.words import count
 
 

@@ -1,7 +1,7 @@
 """What does a page size cost? Slots that nothing fills, and prompt tokens that whole pages cannot match."""
 
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.trace.state import TraceState
+from nanoinfer.llm import LLM
+from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
 from notebooks.course.explore import Bar, Bars, Cells, Control, Explorable, Frame, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Run, serve

@@ -1,8 +1,8 @@
 """How small may the pool be, and how much should be set aside? Requests wait, or are retracted, as both say together."""
 
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.scheduling.retraction import INITIAL_RATIO
-from nanoinfer.trace.phases import WAITING
+from nanoinfer.llm import LLM
+from nanoinfer.scheduler.retraction import INITIAL_RATIO
+from nanoinfer.viz.trace.phases import WAITING
 from nanoinfer.viz.words import count
 from notebooks.course.explore import Bar, Bars, Control, Explorable, Flag, Frame, Lanes, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve

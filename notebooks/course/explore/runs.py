@@ -1,4 +1,4 @@
-"""Recorded runs: an engine serves a few requests while `nanoinfer.trace` watches; `moments` says what each step was.
+"""Recorded runs: an engine serves a few requests while `nanoinfer.viz.trace` watches; `moments` says what each step was.
 
 What an explorable shows of the engine comes from here, and so from a run that has taken place.
 """
@@ -13,12 +13,12 @@ import torch
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.stats import EngineStats
-from nanoinfer.frontends.llm import LLM, make_engine
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.trace import Trace, record
-from nanoinfer.trace.events import TraceEvent
-from nanoinfer.trace.phases import spans
-from nanoinfer.trace.state import TraceState
+from nanoinfer.llm import LLM, make_engine
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.viz.trace import Trace, record
+from nanoinfer.viz.trace.events import TraceEvent
+from nanoinfer.viz.trace.phases import spans
+from nanoinfer.viz.trace.state import TraceState
 
 ROWS, CONTEXT = 8, 512
 

@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 from nanoinfer.sampling.filters import keep_top_k, keep_top_p
 from nanoinfer.sessions.inference import InferenceEngine
 from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from nanoinfer.trace.phases import EXTEND, SEPARATE
-from nanoinfer.trace.state import NodeState, TraceState
-from nanoinfer.trace.trace import Trace
 from nanoinfer.viz.palette import REQUESTS
+from nanoinfer.viz.trace.phases import EXTEND, SEPARATE
+from nanoinfer.viz.trace.state import NodeState, TraceState
+from nanoinfer.viz.trace.trace import Trace
 from nanoinfer.viz.words import runs, visible_ends
 from notebooks.course.explore import Cell, CellRow, Lane, Node, Span, Strip
 from notebooks.course.explore.runs import Moment

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.trace.state import TraceState
-from nanoinfer.trace.trace import Trace
+from nanoinfer.llm import LLM
+from nanoinfer.viz.trace.state import TraceState
+from nanoinfer.viz.trace.trace import Trace
 from nanoinfer.viz.words import count, visible
 from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers, Tree
 from notebooks.course.explore.lives import Life, lives_of, seen_moments

@@ -9,9 +9,9 @@ import torch
 
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.config import EngineConfig
-from nanoinfer.frontends.llm import LLM, make_engine
-from nanoinfer.trace import record
-from nanoinfer.trace.state import TraceState
+from nanoinfer.llm import LLM, make_engine
+from nanoinfer.viz.trace import record
+from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import slots
 from notebooks.course.explore import Cells, Control, Explorable, Frame, Tree
 from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_root

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from nanoinfer.config import EngineConfig
-from nanoinfer.frontends.llm import LLM, make_engine
+from nanoinfer.llm import LLM, make_engine
 from nanoinfer.model.forward_batch import ForwardMode
-from nanoinfer.requests.sampling_params import SamplingParams
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
+from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz.words import count, visible
 from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers
 from notebooks.course.explore.runs import one_thread

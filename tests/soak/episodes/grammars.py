@@ -16,11 +16,11 @@ import numpy as np
 
 from nanoinfer import Engine, RequestOutput, SamplingParams
 from nanoinfer.config import EngineConfig
-from nanoinfer.drafting.load import load_draft_model
 from nanoinfer.errors import NoTokenAllowedError
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
-from nanoinfer.requests.outputs import CompletionOutput
+from nanoinfer.outputs import CompletionOutput
+from nanoinfer.speculative.load import load_draft_model
 from tests.helpers.engines import Clock, assert_all_free
 from tests.helpers.grammars import EOS
 from tests.helpers.random_grammars import RandomGrammar, random_grammar

@@ -21,8 +21,8 @@ from nanoinfer.bench.cluster import (
 from nanoinfer.bench.command import POLICY_NAMES, SETUPS
 from nanoinfer.bench.load import Exchange
 from nanoinfer.cluster.policies import POLICIES
-from nanoinfer.frontends.llm import LLM
-from nanoinfer.requests.sampling_params import SamplingParams
+from nanoinfer.llm import LLM
+from nanoinfer.sampling_params import SamplingParams
 from tests.helpers.fake_sessions import fake_settings
 
 

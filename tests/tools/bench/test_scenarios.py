@@ -13,8 +13,6 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer.adapters.peft_files import read_adapter
-from nanoinfer.adapters.projections import projections
 from nanoinfer.bench import adapters
 from nanoinfer.bench.adapters import Batch, format_adapters, make_adapters, measure_adapters
 from nanoinfer.bench.engines import EngineSpec, parse_engine
@@ -30,8 +28,10 @@ from nanoinfer.bench.session import Settings
 from nanoinfer.bench.tiers import DISK, HOST, WITHOUT, Chats, format_tiers, measure_tiers, tier_engines, turn_figures
 from nanoinfer.bench.workloads import NUM_REQUESTS, Request
 from nanoinfer.cli.main import main
-from nanoinfer.frontends.llm import LLM
+from nanoinfer.llm import LLM
 from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.model.lora.peft_files import read_adapter
+from nanoinfer.model.lora.projections import projections
 from tests.helpers.fake_sessions import FAKE, fake_settings, table_after
 
 # --- adapters ---------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.cli.main import main
+from nanoinfer.cli.terminal import filled, room, shortened, styled, table
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.terminal import filled, room, shortened, styled, table
-from nanoinfer.trace import Trace
+from nanoinfer.viz.trace import Trace
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
 

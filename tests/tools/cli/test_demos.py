@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.cli.demos import SESSION_TOKENS, SESSIONS
-from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.sessions.inference import InferenceEngine
 from tests.helpers.command_line import run
 

@@ -12,7 +12,7 @@ from nanoinfer import LLM
 from nanoinfer.cli.main import build_parser
 from nanoinfer.cli.options import ENGINE, GRAMMARS, SAMPLING, llm_options, sampling_params
 from nanoinfer.config import EngineConfig
-from nanoinfer.requests.keywords import ALIASES
+from nanoinfer.keywords import ALIASES
 from notebooks.tools.files import ROOT
 from tests.helpers.command_line import run
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file
 
 from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM

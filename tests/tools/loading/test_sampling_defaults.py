@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, AsyncEngine, InvalidRequestError, SamplingParams, UnsupportedModelError
-from nanoinfer.frontends.llm import make_engine
+from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import load_model
 from nanoinfer.server import make_app
 from tests.helpers.checkpoints import edited

@@ -9,9 +9,9 @@ import pytest
 from nanoinfer import LLM
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
-from nanoinfer.frontends.llm import make_engine as model_engine
-from nanoinfer.requests.sampling_params import SamplingParams
-from nanoinfer.trace import Trace, record
+from nanoinfer.llm import make_engine as model_engine
+from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.viz.trace import Trace, record
 from notebooks.course.explore import (
     Bar,
     Bars,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.trace import Trace
-from nanoinfer.trace.player import Player
 from nanoinfer.viz.page import safe_json
+from nanoinfer.viz.trace import Trace
+from nanoinfer.viz.trace.player import Player
 from notebooks.course.explore import Explorable
 from notebooks.course.explore.__main__ import CATALOGUE, main
 from notebooks.course.explore.explorable import shared

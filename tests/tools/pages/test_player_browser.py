@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nanoinfer.trace import Trace, TraceState, record
-from nanoinfer.trace.player import Player
+from nanoinfer.viz.trace import Trace, TraceState, record
+from nanoinfer.viz.trace.player import Player
 from tests.helpers.engines import LetterTokenizer, greedy, make_engine, serve
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -276,9 +276,9 @@ def test_many_slots_and_unused_ones_are_drawn_in_few_cells(browser: "Chrome", tm
         assert browser.execute_script("return document.querySelectorAll('[data-node]').length") <= 80
 
 
-@pytest.mark.parametrize(("files", "storey", "words"), [(False, "host", "host memory"), (True, "disk", "files")])
+@pytest.mark.parametrize(("files", "tier", "words"), [(False, "host", "host memory"), (True, "disk", "files")])
 def test_every_part_of_the_page_says_where_tokens_came_from(
-    files: bool, storey: str, words: str, browser: "Chrome", tmp_path: Path
+    files: bool, tier: str, words: str, browser: "Chrome", tmp_path: Path
 ) -> None:
     trace, _, _ = fetched_from(files)
     (fetch_step,) = [event.step for event in trace.events if event.fetched]
@@ -294,6 +294,6 @@ def test_every_part_of_the_page_says_where_tokens_came_from(
     assert f"fetches K/V of 32 tokens from {words}" in texts("#sentence")[0]
     assert f"from {words}32" in texts("#counters div")
     assert f"32 found, of those 32 from {words}" in texts("#texts .card small")[0]
-    assert len(texts(f"#texts .card .cached.from-{storey}")[0]) == 32
+    assert len(texts(f"#texts .card .cached.from-{tier}")[0]) == 32
     assert f"from {words}" in texts("#texts-title .cached")
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []

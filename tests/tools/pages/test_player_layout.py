@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nanoinfer.trace import Trace, record
+from nanoinfer.viz.trace import Trace, record
 from tests.helpers.engines import greedy, make_engine
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")

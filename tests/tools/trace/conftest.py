@@ -3,9 +3,9 @@
 import pytest
 
 from nanoinfer import Engine, RequestOutput, SamplingParams
-from nanoinfer.trace import Trace, record
+from nanoinfer.viz.trace import Trace, record
 from tests.helpers.engines import greedy, make_engine, model_of, serve
-from tests.helpers.storeys import storey_of, with_files
+from tests.helpers.tiers import tier_of, with_files
 from tests.helpers.traces import assert_same
 
 LONG = [*range(40)]
@@ -52,7 +52,7 @@ def drafted() -> Trace:
 def fetched_from(files: bool) -> tuple[Trace, Engine, RequestOutput]:
     """Request 4 asks again for what request 0 did: its K/V comes back from files, or from host memory."""
     engine = make_engine(slots=56, host_cache_tokens=64 if files else 128)
-    storey_of(engine)
+    tier_of(engine)
     if files:
         with_files(engine)
     with record(engine) as trace:

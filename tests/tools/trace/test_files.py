@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nanoinfer.trace import Trace, record
-from nanoinfer.trace.perfetto import trace_events
+from nanoinfer.viz.trace import Trace, record
+from nanoinfer.viz.trace.perfetto import trace_events
 from tests.helpers.engines import make_engine, serve
 from tests.tools.trace.conftest import fetched_from
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.trace import Recorder, record
-from nanoinfer.trace.events import from_runs
+from nanoinfer.viz.trace import Recorder, record
+from nanoinfer.viz.trace.events import from_runs
 from tests.helpers.engines import V, greedy, make_engine, model_of, serve
 from tests.helpers.traces import assert_same
 

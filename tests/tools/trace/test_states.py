@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from nanoinfer import Engine, SamplingParams
-from nanoinfer.trace import Trace, record
+from nanoinfer.viz.trace import Trace, record
 from notebooks.course.explore.lives import lives_of
 from tests.helpers.engines import finish, greedy, make_engine, serve
-from tests.helpers.storeys import storey_of, with_files
+from tests.helpers.tiers import tier_of, with_files
 from tests.helpers.traces import assert_same
 from tests.tools.trace.conftest import ASKS_AGAIN, LONG, PROMPTS, fetched_from
 
@@ -201,7 +201,7 @@ def test_what_comes_back_from_host_memory_is_in_the_trace(fields: dict[str, Any]
     assert engine.stats().retractions
 
 
-# --- drafts and storeys ----------------------------------------------------------------------------------------------
+# --- drafts and tiers ----------------------------------------------------------------------------------------------
 
 
 def test_what_a_verify_computed_and_brought_is_in_its_entries(drafted: Trace) -> None:
@@ -226,7 +226,7 @@ def test_a_trace_that_starts_later_knows_the_drafts_and_fetches_before() -> None
         assert (trace.requests[0].drafted_tokens, trace.requests[0].accepted_tokens) == (3, 2)
         finish(engine)
     engine = make_engine(slots=56, host_cache_tokens=128)
-    storey_of(engine)
+    tier_of(engine)
     serve(engine, *PROMPTS, max_new_tokens=1)
     engine.add_request(ASKS_AGAIN, greedy(5))
     engine.step()
@@ -236,12 +236,12 @@ def test_a_trace_that_starts_later_knows_the_drafts_and_fetches_before() -> None
 
 
 @pytest.mark.parametrize("files", [False, True])
-def test_a_fetch_is_an_event_with_the_tokens_of_each_storey(files: bool) -> None:
+def test_a_fetch_is_an_event_with_the_tokens_of_each_tier(files: bool) -> None:
     trace, _, output = fetched_from(files)
     (fetch,) = [fetch for event in trace.events for fetch in event.fetched]
     tiers = output.cached_tokens_by_tier
-    assert {storey: end - start for storey, (start, end) in fetch.parts.items()} == {
-        storey: tokens for storey, tokens in tiers.items() if tokens and storey != "device"
+    assert {tier: end - start for tier, (start, end) in fetch.parts.items()} == {
+        tier: tokens for tier, tokens in tiers.items() if tokens and tier != "device"
     }
     state = trace.state().requests[4]
     assert (fetch.request, state.cached_tokens_by_tier) == (4, tiers)
@@ -251,7 +251,7 @@ def test_a_fetch_is_an_event_with_the_tokens_of_each_storey(files: bool) -> None
 @pytest.mark.parametrize("host_cache_tokens", [32, 96])
 def test_what_left_while_room_was_made_is_no_fetch(host_cache_tokens: int) -> None:
     engine = make_engine(slots=56, host_cache_tokens=host_cache_tokens)
-    storey_of(engine)
+    tier_of(engine)
     with_files(engine)
     with record(engine) as trace:
         serve(engine, *PROMPTS, max_new_tokens=1)
@@ -263,7 +263,7 @@ def test_what_left_while_room_was_made_is_no_fetch(host_cache_tokens: int) -> No
 
 def test_what_is_fetched_at_a_later_admission_is_an_event_and_does_not_count_as_cached() -> None:
     engine = make_engine(slots=56, host_cache_tokens=128)
-    storey_of(engine)
+    tier_of(engine)
     serve(engine, LONG, max_new_tokens=1)
     with record(engine) as trace:
         request_id = engine.add_request(ASKS_AGAIN, greedy(4))

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.colors import to_rgba
 
 from nanoinfer import viz
-from nanoinfer.trace import Trace, record
-from nanoinfer.trace.phases import spans
 from nanoinfer.viz.palette import ROLES
+from nanoinfer.viz.trace import Trace, record
+from nanoinfer.viz.trace.phases import spans
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import assert_readable, named, texts
 from tests.tools.trace.conftest import fetched_from

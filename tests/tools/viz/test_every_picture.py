@@ -70,10 +70,10 @@ def hashes() -> viz.Picture:
     return viz.hashed_blocks(prompts, 4, tokenizer)
 
 
-def storeys() -> viz.Picture:
+def tiers() -> viz.Picture:
     llm = LLM("story", max_total_tokens=64, max_context_len=64, host_cache_tokens=32)
     llm.generate(list(range(100, 140)), SamplingParams(max_new_tokens=1), use_tqdm=False)
-    return viz.storeys(llm.engine.cache, {"a": range(100, 140), "b": range(960)})
+    return viz.tiers(llm.engine.cache, {"a": range(100, 140), "b": range(960)})
 
 
 def metadata(prefix_lens: list[int], new_lens: list[int]) -> viz.Picture:
@@ -92,7 +92,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "tree": deep_tree,
     "engine": running_engine,
     "engine without a tree": lambda: viz.engine(make_engine(disable_radix_cache=True)),
-    "storeys": storeys,
+    "tiers": tiers,
     "hashes": hashes,
     "one mask": lambda: viz.extend_mask(worked_example(), tokens=["<s>", " ", *"1234512345"]),
     "masks": lambda: viz.extend_mask(make_metadata([4, 600, 0], [5, 12, 5])),
@@ -169,7 +169,7 @@ def test_the_picture_that_the_documentation_writes_is_drawn() -> None:
         (lambda: viz.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
         (lambda: viz.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
         (lambda: viz.block_rows(make_rows(), make_pool(64, 4), 1, 14), "slot"),
-        (lambda: viz.storeys(make_engine().cache, {"A": [1]}), "cache"),
+        (lambda: viz.tiers(make_engine().cache, {"A": [1]}), "cache"),
         (lambda: viz.input_metadata(worked_example(), fields=["slots"]), "fields.*slots"),
         (lambda: viz.input_metadata(worked_example(), tokens=["a"]), "tokens"),
         (lambda: viz.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),

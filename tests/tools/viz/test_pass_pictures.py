@@ -9,11 +9,12 @@ import torch
 from matplotlib.colors import to_hex
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.drafting.scheduler import DraftingScheduler
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.requests.req import FinishReason, Req
+from nanoinfer.outputs import FinishReason
+from nanoinfer.requests.req import Req
 from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
+from nanoinfer.speculative.scheduler import DraftingScheduler
 from nanoinfer.viz.palette import BARS, REQUESTS, ROLES, owner_style, request_style
 from nanoinfer.viz.passes import KINDS
 from tests.helpers.adapters import save_adapter

@@ -136,7 +136,7 @@ PICTURES: dict[str, dict[str, Style]] = {
     "input_metadata": {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES,
     "extend_mask": {role: ROLES[role] for role in ("tree", "new", "hidden")},
     "padded_batch": {"used": REQUESTS[0], "padding": ROLES["padding"]},
-    "timeline": PHASE_STYLES | {f"from {storey}": style for storey, style in FETCHED.items()},
+    "timeline": PHASE_STYLES | {f"from {tier}": style for tier, style in FETCHED.items()},
     "adapter_rows": {"free": ROLES["free"]} | {f"adapter {i}": style for i, style in enumerate(ADAPTERS)},
 }
 

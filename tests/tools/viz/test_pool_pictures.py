@@ -16,7 +16,7 @@ from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.viz.palette import REQUESTS, ROLES, request_style
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import faces, insert, make_pool, make_rows, make_tree, named, take, texts
-from tests.helpers.storeys import disk_of, storey_of
+from tests.helpers.tiers import disk_of, tier_of
 
 FREE, TREE, LOCKED, LEAKED, CONFLICT, IN_USE, PADDING, LEFTOVER, NEW, HIGHLIGHT = (
     ROLES[role].face
@@ -102,7 +102,7 @@ def test_a_slot_that_several_rows_name_looks_the_same_in_each_of_them() -> None:
 
 def test_what_a_request_fetched_is_drawn_among_the_trees_slots() -> None:
     engine = make_engine(slots=56, host_cache_tokens=64)
-    storey_of(engine)
+    tier_of(engine)
     serve(engine, [*range(40)], [*range(60, 100)], max_new_tokens=1)
     engine.add_request([*range(40), 3], greedy(5))
     engine.step()
@@ -164,10 +164,10 @@ def test_of_a_large_tree_what_is_marked_is_drawn_and_the_rest_is_counted() -> No
     assert HIGHLIGHT in {to_hex(patch.get_edgecolor()) for patch in picture.findobj(Rectangle)}
 
 
-# --- storeys and blocks ----------------------------------------------------------------------------------------------
+# --- tiers and blocks ----------------------------------------------------------------------------------------------
 
 
-def test_each_storey_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_path: Path, patient_files: None) -> None:
+def test_each_tier_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_path: Path, patient_files: None) -> None:
     llm = LLM("story", max_total_tokens=96, max_context_len=80, host_cache_tokens=32, cache_dir=tmp_path)
     disk = disk_of(llm.engine)
     prompts = {"A": [5, *range(100, 163)], "B": [5, *range(200, 263)]}
@@ -175,10 +175,10 @@ def test_each_storey_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_pat
         llm.generate(tokens, SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True), use_tqdm=False)
     llm.save_cache()
     cache = llm.engine.cache
-    assert cache.storey is not None
-    index = cache.storey.index
+    assert cache.next_tier is not None
+    index = cache.next_tier.index
     before = [block.start for block in index], [node.last_access_time for _, node in cache.radix_cache.nodes()]
-    picture = viz.storeys(cache, prompts)
+    picture = viz.tiers(cache, prompts)
     assert before == (
         [block.start for block in index],
         [node.last_access_time for _, node in cache.radix_cache.nodes()],
@@ -186,8 +186,8 @@ def test_each_storey_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_pat
     for label, tokens in prompts.items():
         ids, starts = np.array(tokens, np.int64), range(0, len(tokens), 16)
         assert len(named(picture, f"{label} pool")) == (cache.radix_cache.peek_prefix(ids, None)[0] > 0)
-        for name, storey in (("host memory", index), ("files", disk)):
-            held = sum(storey.reach(ids[: at + 16], None, at) > at for at in starts)
+        for name, tier in (("host memory", index), ("files", disk)):
+            held = sum(tier.reach(ids[: at + 16], None, at) > at for at in starts)
             assert len(named(picture, f"{label} {name}")) == held
 
 

@@ -18,10 +18,10 @@ from nanoinfer.cache.tiers.host import block_size
 from nanoinfer.cache.tiers.host_memory import HostMemory
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 from nanoinfer.config import EngineConfig
-from nanoinfer.parallel.load import check_options
+from nanoinfer.model.parallel.load import check_options
 from tests.helpers.engines import assert_all_free, greedy, make_engine, serve
 from tests.helpers.kv_files import BLOCK, hit, kv_files, open_files, put
-from tests.helpers.storeys import storey_of
+from tests.helpers.tiers import tier_of
 
 FIRST, SECOND = [*range(40)], [*range(60, 100)]
 
@@ -30,7 +30,7 @@ FIRST, SECOND = [*range(40)], [*range(60, 100)]
 
 
 @pytest.mark.parametrize(("page_size", "block"), [(1, 16), (4, 16), (16, 16), (6, 18), (32, 32)])
-def test_a_storey_has_room_for_one_block_of_whole_pages_at_least(page_size: int, block: int) -> None:
+def test_a_tier_has_room_for_one_block_of_whole_pages_at_least(page_size: int, block: int) -> None:
     assert block_size(page_size) == block
     slots = 2 * block
     with pytest.raises(ValueError, match=f"host_cache_tokens={block - 1}"):
@@ -54,16 +54,16 @@ def engine_with(host_cache_tokens: int = 128) -> Any:
 
 def test_host_memory_that_cannot_keep_something_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with()
-    storey = storey_of(engine)
+    tier = tier_of(engine)
     serve(engine, FIRST)
 
     def fail(*args: Any) -> None:
         raise OSError("the bus broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storey.memory, "store", fail)
+        patch.setattr(tier.memory, "store", fail)
         serve(engine, SECOND)
-    assert len(storey.index) == 0
+    assert len(tier.index) == 0
     engine.check_integrity()
     serve(engine, FIRST)
     (output,) = serve(engine, SECOND)
@@ -73,17 +73,17 @@ def test_host_memory_that_cannot_keep_something_begins_anew(monkeypatch: pytest.
 
 def test_when_a_copy_back_fails_the_engine_resets_and_no_slot_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with()
-    storey = storey_of(engine)
+    tier = tier_of(engine)
     serve(engine, FIRST)
     serve(engine, SECOND)
-    load, failing = storey.memory.load, [True]
+    load, failing = tier.memory.load, [True]
 
     def fail(*args: Any) -> None:
         if failing.pop():
             raise OSError("the bus broke")
         load(*args)
 
-    monkeypatch.setattr(storey.memory, "load", fail)
+    monkeypatch.setattr(tier.memory, "load", fail)
     engine.add_request(FIRST, greedy())
     with pytest.raises(OSError, match="the bus broke"):
         engine.step()
@@ -93,14 +93,14 @@ def test_when_a_copy_back_fails_the_engine_resets_and_no_slot_is_lost(monkeypatc
     assert isinstance(output.error, OSError)
     for prompt, fetched in ((FIRST, 0), (SECOND, 0), (FIRST, 32)):
         serve(engine, prompt)
-        assert storey.fetched_tokens == fetched, "host memory was emptied, and it goes on"
+        assert tier.fetched_tokens == fetched, "host memory was emptied, and it goes on"
     assert_all_free(engine)
 
 
 def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
     """The second sequence takes the first one's place in host memory just when the first one is wanted."""
     engine = engine_with(host_cache_tokens=32)
-    storey_of(engine)
+    tier_of(engine)
     for prompt in (FIRST, SECOND, FIRST):
         (output,) = serve(engine, prompt)
         assert output.cached_tokens == 0
@@ -172,16 +172,16 @@ def nothing() -> None:
     pass
 
 
-# --- one storey -------------------------------------------------------------------------------------------------------
+# --- one tier -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [3, 32, 17])
-def test_blocks_of_events_must_fill_those_of_the_storeys(size: int) -> None:
+def test_blocks_of_events_must_fill_those_of_the_tiers(size: int) -> None:
     engine = make_engine(slots=48, host_cache_tokens=64)
     with pytest.raises(ValueError, match=f"event_block_size={size}"):
         engine.block_feed(size)
-    assert storey_of(engine).index.listener is None
-    assert [*engine.radix_cache.observers] == [storey_of(engine)], "nothing has begun"
+    assert tier_of(engine).index.listener is None
+    assert [*engine.radix_cache.observers] == [tier_of(engine)], "nothing has begun"
     assert engine.block_feed(8).since(0) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_observer import TreeObserver
-from nanoinfer.trace import record
+from nanoinfer.viz.trace import record
 from tests.helpers.block_mirror import FeedReader, blocks_of_tree
 from tests.helpers.engines import make_engine, serve
 from tests.helpers.trees import TreeMirror, make_cache, put, shape

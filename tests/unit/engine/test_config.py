@@ -151,7 +151,7 @@ def test_sizes_not_given_follow_the_model_and_the_memory(
     llm = LLM(path, max_running_requests=3, max_context_len=10, page_size=16)
     assert (llm.config.max_context_len, llm.config.max_total_tokens) == (10, 16)
     kv_bytes = llm.model.config.kv_bytes_per_token(torch.float32)
-    monkeypatch.setattr("nanoinfer.frontends.llm.memory_for_kv", lambda device, share: 100 * kv_bytes)
+    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: 100 * kv_bytes)
     assert LLM(path).config.max_total_tokens == 100
     assert LLM(path, page_size=16).config.max_total_tokens == 96
     assert LLM(path, max_total_tokens=200).config.max_total_tokens == 200, "asked for is asked for"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from nanoinfer.ops.advance_step import npu_advance_step_flashattn
+from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request_group import PieceReader
-from nanoinfer.scheduling.multi_step import DecodeGroup
-from nanoinfer.scheduling.scheduler import Scheduler
+from nanoinfer.scheduler.multi_step import DecodeGroup
+from nanoinfer.scheduler.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step
 from tests.helpers.fakes import FakeServer
 

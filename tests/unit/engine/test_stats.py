@@ -9,9 +9,9 @@ import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.engine.stats import RECENT_STEPS, StepMeter
-from nanoinfer.kernels import Selection, TorchKernels
-from nanoinfer.kernels.select import selected
 from nanoinfer.model.forward_batch import ForwardMode
+from nanoinfer.model.kernels import Selection, TorchKernels
+from nanoinfer.model.kernels.select import selected
 from tests.helpers.engines import Clock, greedy, make_engine, model_of, step
 
 LINE = re.compile(

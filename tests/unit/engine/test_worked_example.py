@@ -1,6 +1,6 @@
 """The worked example of design.md section 4 (seed 002), number for number, through the real engine.
 
-It is served without captured passes, so that each pass has an InputMetadata of its own.
+It is served without captured graphs, so that each pass has an InputMetadata of its own.
 
 Request 1 is "12345" and gets some output tokens, request 2 is "1234512345": the description of each pass is compared.
 """

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer.kernels.select import selected
 from nanoinfer.model import fingerprint as model_fingerprint
 from nanoinfer.model.attention.torch_native import TorchNativeBackend
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.fingerprint import NOT_OF_KV, kernels_of, model_fields, source_digest, weights_digest
+from nanoinfer.model.kernels.select import selected
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.random_model import random_model
 

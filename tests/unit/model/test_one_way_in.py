@@ -12,6 +12,7 @@ import transformers
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from nanoinfer import LLM, SamplingParams
+from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention import AttentionLayer, TorchNativeBackend
@@ -20,7 +21,6 @@ from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.paged.generator import GeneratorTorch
 from nanoinfer.registry import ATTENTION_BACKENDS
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler

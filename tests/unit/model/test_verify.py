@@ -13,12 +13,12 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention.select import select_attention_backend
-from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, as_decode
+from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode, expand_verify
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
-from nanoinfer.requests.req import Ahead, Req
-from nanoinfer.scheduling.batch import Batch
+from nanoinfer.requests.req import DraftView, Req
+from nanoinfer.scheduler.batch import Batch
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.rows import all_logits, assert_close, random_tokens
 
@@ -146,7 +146,7 @@ def test_a_wrong_draft_changes_nothing_before_it_and_the_next_pass_nothing_after
     assert torch.equal(right, again)
 
 
-# --- as_decode and Batch.verify, field by field -----------------------------------------------------------------------
+# --- expand_verify and Batch.verify, field by field -----------------------------------------------------------------------
 
 
 def running(engine: Engine, *prompts: Sequence[int]) -> list[Req]:
@@ -170,7 +170,7 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
         adapter_places=np.array([2, -1, 0], dtype=np.int32),
         only_likeliest=likeliest,
     )
-    rows = as_decode(batch)
+    rows = expand_verify(batch)
     assert rows.req_pool_indices.tolist() == [4, 4, 4, 1, 3, 3, 3, 3]
     assert rows.seq_lens.tolist() == [7, 8, 9, 3, 5, 6, 7, 8]
     assert rows.seq_lens.dtype == rows.req_pool_indices.dtype == torch.int32
@@ -179,7 +179,7 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
     assert (rows.forward_mode, rows.only_likeliest, rows.size_varies) == (ForwardMode.DECODE, likeliest, True)
     assert rows.adapter_places.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
     assert rows.prefix_lens is None
-    assert as_decode(replace(batch, adapter_places=None)).adapter_places is None
+    assert expand_verify(replace(batch, adapter_places=None)).adapter_places is None
 
 
 def test_as_decode_leaves_all_other_fields_as_they_are() -> None:
@@ -187,7 +187,7 @@ def test_as_decode_leaves_all_other_fields_as_they_are() -> None:
     engine = make_engine()
     batch = Batch.verify(running(engine, [1, 2, 3], [50, 51]), [2, 0], engine.cache)
     of_decode = {"forward_mode", "req_pool_indices", "seq_lens", "prefix_lens", "adapter_places", "size_varies"}
-    rows = as_decode(batch)
+    rows = expand_verify(batch)
     for field in fields(batch):
         assert field.name in of_decode or getattr(rows, field.name) is getattr(batch, field.name), field.name
 
@@ -228,7 +228,7 @@ def test_the_rows_of_a_verify_are_the_requests_as_they_will_be() -> None:
     assert [row.drafts for row in rows] == [0, 1, 2, 0]
     assert rows[0] is first
     assert rows[3] is second
-    assert isinstance(rows[1], Ahead)
+    assert isinstance(rows[1], DraftView)
     assert rows[2].params is first.params
     assert rows[2].token_ids[: rows[2].num_tokens].tolist() == [1, 2, 3, 4, 5, 6]
 
@@ -237,4 +237,4 @@ def test_other_passes_have_a_row_per_request() -> None:
     engine = make_engine()
     reqs = running(engine, [1, 2, 3], [50, 51])
     batch = Batch.decode(reqs, engine.cache)
-    assert list(batch.choosing) == list(reqs)
+    assert list(batch.logits_owners) == list(reqs)

@@ -7,7 +7,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.outputs import RequestOutput, StreamPiece
+from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.request_group import PieceReader
 

@@ -11,7 +11,7 @@ import pytest
 from nanoinfer import LLM, AsyncEngine, InvalidRequestError, SamplingParams
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import UnknownArgumentError
-from nanoinfer.requests.keywords import ALIASES
+from nanoinfer.keywords import ALIASES
 from tests.helpers.engines import CONTEXT, LetterTokenizer, finish, greedy, make_engine
 
 NOWHERE = "no/such/model/anywhere"  # what is refused is refused before a model is looked for
@@ -121,9 +121,7 @@ def test_generate_takes_sglangs_params_and_vllms_prompts(checkpoint: Callable[..
 
 def test_a_share_of_the_memory_is_for_kv(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float | None] = []
-    monkeypatch.setattr(
-        "nanoinfer.frontends.llm.memory_for_kv", lambda device, share: asked.append(share) or int(2**20 * share)
-    )
+    monkeypatch.setattr("nanoinfer.llm.memory_for_kv", lambda device, share: asked.append(share) or int(2**20 * share))
     llm = LLM(checkpoint("llama"), gpu_memory_utilization=0.25)
     assert asked == [0.25]
     assert llm.config.max_total_tokens == 2**18 // llm.model.kv_bytes_per_token()

@@ -11,10 +11,10 @@ from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.grammars.vocabulary import byte_letters
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, TokenIds, Tokenizer
+from nanoinfer.sampling.grammar.vocabulary import byte_letters
 from tests.helpers.texts import REPLACEMENT, TOKENIZER, PieceTokenizer, encode
 
 PATH = resolve_model_path("story")

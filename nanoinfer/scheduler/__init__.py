@@ -1,0 +1,5 @@
+"""Scheduling: decides which requests are in the next pass."""
+
+from nanoinfer.scheduler.scheduler import Scheduler
+
+__all__ = ["Scheduler"]

@@ -1,5 +1,0 @@
-"""Scheduling: decides which requests are in the next pass."""
-
-from nanoinfer.scheduling.scheduler import Scheduler
-
-__all__ = ["Scheduler"]
