@@ -87,7 +87,7 @@ def _registered(tree: ast.Module, registry: str) -> list[str]:
 
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("ATTENTION_BACKENDS", "attention_backend", "model.attention.select")
-DRAFTERS: Registry[Any] = Registry("DRAFTERS", "drafter", "drafting.drafters")
+DRAFTERS: Registry[Any] = Registry("DRAFTERS", "drafter", "speculative.drafters")
 EVICTION_POLICIES: Registry[Any] = Registry("EVICTION_POLICIES", "eviction_policy", "cache.eviction")
 MODEL_FAMILIES: Registry[Any] = Registry("MODEL_FAMILIES", "architecture", "model.families")
 QUANTIZATIONS: Registry[Any] = Registry(
@@ -102,7 +102,7 @@ KV_STORAGES: Registry[Any] = Registry(
     "cache.kv_storage",
     hint="; fp8 is not implemented, int8 takes as little memory",
 )
-SCHEDULE_POLICIES: Registry[Any] = Registry("SCHEDULE_POLICIES", "schedule_policy", "scheduling.policy")
+SCHEDULE_POLICIES: Registry[Any] = Registry("SCHEDULE_POLICIES", "schedule_policy", "scheduler.policy")
 
 REGISTRIES = (
     ATTENTION_BACKENDS,
