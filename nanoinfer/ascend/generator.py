@@ -213,7 +213,7 @@ class GeneratorTorch:
                 while not pool.obtain(adapter, used) and pool.wait():
                     if (failure := pool.take_failure()) is not None:
                         raise failure[1]
-        places = [-1 if adapter is None else adapter.place for adapter in adapters]
+        places = [-1 if adapter is None else adapter.slot for adapter in adapters]
         return np.array(places, dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
@@ -235,7 +235,7 @@ class GeneratorTorch:
         return runner
 
 
-def make_metadata(inputs: PagedInputs, runner: ModelRunner, adapter_places: np.ndarray | None = None) -> InputMetadata:
+def make_metadata(inputs: PagedInputs, runner: ModelRunner, adapter_slots: np.ndarray | None = None) -> InputMetadata:
     """The description of the pass, as in the engine, but with the caller's positions, mask and rows of logits.
 
     If a slot is −1, so are `out_cache_loc` and, except for padding, `kv_indices`.
@@ -248,7 +248,7 @@ def make_metadata(inputs: PagedInputs, runner: ModelRunner, adapter_places: np.n
         seq_lens=_int32(inputs.seq_lens),
         prefix_lens=_int32(inputs.prefix_lens) if mode is ForwardMode.EXTEND else None,
         out_cache_loc=_int32(inputs.slots),
-        adapter_places=adapter_places,
+        adapter_slots=adapter_slots,
     )
     metadata = InputMetadata.of(runner, batch)
     device, head = metadata.positions.device, inputs.lm_head_indices

@@ -29,7 +29,7 @@ HEAD = ("setup", "workload", "policy", "hits", "of ideal", "TTFT p50", "p99", "t
 FIRST_TOKEN, LAST_TOKEN = 10, 1999  # ordinary tokens of the bundled model, and of every larger vocabulary
 
 # An accelerator's shape: passes cost something, prompts cost much, and few rows cost little. It is slowed down so much that
-# what is measured is these times, and not the processors that the door and six replicas share.
+# what is measured is these times, and not the processors that the ingress and six replicas share.
 SLEEP = PassCosts(4e-2, 5e-4, 1e-3, 1e-7, source="as if from an accelerator, slowed down")
 SLEEPING_VOCABULARY = 32_000
 

@@ -13,7 +13,7 @@ class AdapterRows:
     """The adapters of a pass's `T` new tokens, for the linear layers, which add what `tables` has for them. A row is here
     what a token has in a layer's input `x` [T, in].
 
-    An adapter is a number: its place in all tables. −1 is none. The C++ kernel reads the rows of adapted tokens in tiles of
+    An adapter is a number: its slot in all tables. −1 is none. The C++ kernel reads the rows of adapted tokens in tiles of
     up to TILE_ROWS with the same adapter:
 
     - `of_rows` [T] int32: each token's adapter.
@@ -66,4 +66,4 @@ class AdapterRows:
     def groups(self) -> list[tuple[int, torch.Tensor]]:
         """Every adapter in the pass and its tokens, int64."""
         of_rows = self.of_rows
-        return [(int(place), (of_rows == place).nonzero()[:, 0]) for place in of_rows.unique() if place >= 0]
+        return [(int(slot), (of_rows == slot).nonzero()[:, 0]) for slot in of_rows.unique() if slot >= 0]

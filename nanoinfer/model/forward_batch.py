@@ -36,7 +36,7 @@ class ForwardBatch:
     | `seq_lens` | [B] int32 | tokens in each sequence after this pass |
     | `prefix_lens` | [B] int32 | how many of them are before this pass; None in DECODE, where it is all but one |
     | `out_cache_loc` | [T] int32 | the slot that each new token's K/V goes to |
-    | `adapter_places` | [B] int32 | where each request's adapter is in the AdapterPool, −1 for none; None if none has one |
+    | `adapter_slots` | [B] int32 | where each request's adapter is in the AdapterPool, −1 for none; None if none has one |
     | `only_likeliest` | bool | nothing is wanted of the logits but which token is the likeliest |
     | `wants_prompt_logprobs` | bool | EXTEND: each new token's log-probability given those before it is wanted, too |
     | `prompt_top_counts` | [B] or None | and so many likeliest tokens at each position |
@@ -49,7 +49,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor
     prefix_lens: torch.Tensor | None = None
     out_cache_loc: torch.Tensor
-    adapter_places: np.ndarray | None = None
+    adapter_slots: np.ndarray | None = None
     only_likeliest: bool = False
     wants_prompt_logprobs: bool = False
     prompt_top_counts: Sequence[int] | None = None
@@ -84,6 +84,6 @@ def expand_verify(batch: ForwardBatch) -> ForwardBatch:
         req_pool_indices=torch.from_numpy(np.array(rows, dtype=np.int32)),
         seq_lens=torch.from_numpy(np.array(seq_lens, dtype=np.int32)),
         prefix_lens=None,
-        adapter_places=None if batch.adapter_places is None else batch.adapter_places.repeat(new_lens),
+        adapter_slots=None if batch.adapter_slots is None else batch.adapter_slots.repeat(new_lens),
         size_varies=True,
     )

@@ -97,9 +97,9 @@ class CapturedGraph:
         if count < len(self._ids):
             self._ids[count:], self._slots[count:], self._positions[count:] = 0, -1, 0
             self._seq_lens[count:], self._starts[count:] = 0, 0
-        if batch.adapter_places is not None:
+        if batch.adapter_slots is not None:
             assert self.metadata.adapters is not None, "captured without adapters"
-            self.metadata.adapters.fill(np.pad(batch.adapter_places, (0, len(self._ids) - count), constant_values=-1))
+            self.metadata.adapters.fill(np.pad(batch.adapter_slots, (0, len(self._ids) - count), constant_values=-1))
 
     def run(self) -> Sequence[torch.Tensor]:
         """Compute what `fill` took: logits [size, V], padding included, or the two tensors of their Likeliest, if no more
@@ -209,7 +209,7 @@ class GraphRunner:
         if self._source.exchanged():
             self._start_over()
         shape = None if self.reason or self._source.hooked() else self._shape(batch)
-        adapted = batch.adapter_places is not None
+        adapted = batch.adapter_slots is not None
         if shape is None or (adapted and not self.takes_adapters):
             return None
         passes = self._with_adapters() if adapted else self.passes

@@ -192,8 +192,8 @@ class InputMetadata:
             logit_rows=_int32((seqs - prefixes).cumsum() - 1) if batch.forward_mode is ForwardMode.EXTEND else None,
             attention_backend=getattr(model_runner, "attention_backend", None),
         )
-        if batch.adapter_places is not None:
-            metadata.adapters = AdapterRows(batch.adapter_places.repeat(seqs - prefixes), model_runner.adapters.tables)
+        if batch.adapter_slots is not None:
+            metadata.adapters = AdapterRows(batch.adapter_slots.repeat(seqs - prefixes), model_runner.adapters.tables)
         metadata.init_flashinfer_args()
         if extend:
             metadata.init_extend_args()

@@ -38,7 +38,7 @@ class ModelRunner(EagerRunner):
         self.model, self.attention_backend = model, attention_backend
         self.req_to_token_pool, self.token_to_kv_pool = req_to_token_pool, token_to_kv_pool
         self.captured: GraphRunner | None = None  # set it to replay decode passes
-        self.adapters: Any = None  # an AdapterPool, for batches with `adapter_places`
+        self.adapters: Any = None  # an AdapterPool, for batches with `adapter_slots`
 
     @property
     def broken(self) -> BaseException | None:

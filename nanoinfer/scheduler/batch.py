@@ -88,7 +88,7 @@ class Batch(ForwardBatch):
     ) -> "Batch":
         """The pass over these new `tokens` int64 and their `slots` int32 [T], with the lengths of the sequences int32 [B].
         All else that a pass needs to know follows from `reqs`."""
-        places = [-1 if req.adapter is None else req.adapter.place for req in reqs]
+        adapter_slots = np.array([-1 if req.adapter is None else req.adapter.slot for req in reqs], dtype=np.int32)
         return cls(
             reqs=reqs,
             forward_mode=mode,
@@ -97,7 +97,7 @@ class Batch(ForwardBatch):
             seq_lens=torch.from_numpy(seq_lens),
             prefix_lens=None if prefix_lens is None else torch.from_numpy(prefix_lens),
             out_cache_loc=torch.from_numpy(slots),
-            adapter_places=np.array(places, dtype=np.int32) if any(req.adapter is not None for req in reqs) else None,
+            adapter_slots=adapter_slots if (adapter_slots >= 0).any() else None,
             only_likeliest=only_likeliest(reqs),
         )
 

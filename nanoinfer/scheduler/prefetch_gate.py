@@ -35,7 +35,7 @@ class PrefetchGate:
     def has(self, req: Req) -> bool:
         """Whether what `req` needs is there; if not, it will be, or what has to be computed again will be known.
 
-        K/V comes first: an adapter takes its place only when the request can be computed, or others would go without."""
+        K/V comes first: an adapter takes its slot only when the request can be computed, or others would go without."""
         if self.disk is not None and not self.disk.is_ready(req):
             return False
         if req.adapter is None:

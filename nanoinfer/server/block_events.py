@@ -30,7 +30,7 @@ def block_routes(service: Service) -> list[BaseRoute]:
         return []
     if not service.served.local:
         raise ValueError(
-            "event_block_size: is for one engine; the replicas of a cluster tell their doors by themselves"
+            "event_block_size: is for one engine; the replicas of a cluster tell their ingresses by themselves"
         )
     engine: Any = service.core
     feed: BlockFeed = engine.block_feed(service.settings.event_block_size)

@@ -186,7 +186,7 @@ class DraftModel:
         for spans in chunks(starts, ends, self._chunk_size):
             places, begins, stops = zip(*spans, strict=True)
             batch = Batch.of_spans([reqs[i] for i in places], ForwardMode.EXTEND, begins, stops, self._cache)
-            logits = self._runner.forward_batch(replace(batch, adapter_places=None)).logits
+            logits = self._runner.forward_batch(replace(batch, adapter_slots=None)).logits
             last_logits.append(logits[[row for row, (i, _, stop) in enumerate(spans) if stop == ends[i]]])
         return torch.cat(last_logits)
 

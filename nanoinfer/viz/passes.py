@@ -229,7 +229,7 @@ def adapter_rows(
     if not parts:
         raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
     names = {path: path.rpartition(".")[2].removesuffix("_proj") for path in parts}
-    on_device = {each.place: each for each in engine.adapters.pool.on_device if each.place is not None}
+    on_device = {each.slot: each for each in engine.adapters.pool.on_device if each.slot is not None}
     adapters = {place: on_device[place] for place, _ in rows.groups()}
     styles = {place: ADAPTERS[i % len(ADAPTERS)] for i, place in enumerate(adapters)}
     lens = [1] * len(batch.reqs) if batch.prefix_lens is None else (batch.seq_lens - batch.prefix_lens).tolist()

@@ -62,7 +62,7 @@ class DecodePass:
             req_pool_indices=every,
             seq_lens=torch.full_like(every, context),
             out_cache_loc=every * context + context - 1,
-            adapter_places=places,
+            adapter_slots=places,
         )
         self.captured = CapturedGraph(self.runner, requests, adapted=places is not None)
         self.replayed()  # records
@@ -87,7 +87,7 @@ class DecodePass:
                 if (failure := pool.take_failure()) is not None:
                     raise failure[1]
         self.runner.adapters = pool
-        return np.array([-1 if each is None else own[each].place for each in adapters], dtype=np.int32)
+        return np.array([-1 if each is None else own[each].slot for each in adapters], dtype=np.int32)
 
     def times_from_python(self, repeats: int = 30) -> PassTimes:
         """Of the fastest of some passes made from Python."""

@@ -1,5 +1,5 @@
-"""What the door and Serve's router share, without Ray, which is stood in for: the fleet, the number of replicas, and what a
-door answers when it cannot ask them."""
+"""What the ingress and Serve's router share, without Ray, which is stood in for: the fleet, the number of replicas,
+and what an ingress answers when it cannot ask them."""
 
 import sys
 from argparse import ArgumentParser
@@ -136,7 +136,7 @@ def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
         ReplicaSettings(sleeps=True)
 
 
-# --- a door ------------------------------------------------------------------------------------------------------------
+# --- an ingress -------------------------------------------------------------------------------------------------------
 
 ROOM = "nanoinfer.cluster.serve"
 

@@ -86,7 +86,7 @@ def called(request: Request, spoil: Spoil, most_moves: int = 4, patience_s: floa
         async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
             replicas = FakeReplicas(engine, spoil)
             delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(7, request, "door", replicas, delivery, (HANG_S, patience_s, most_moves))
+            call = RemoteCall(7, request, "ingress", replicas, delivery, (HANG_S, patience_s, most_moves))
             task = asyncio.create_task(call.run())
             await call.accepted
             stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
@@ -165,7 +165,7 @@ def test_a_call_that_moves_gives_what_one_engine_gives(
     assert output.prompt_top_logprobs == wanted.prompt_top_logprobs
     told = [name for name, *_ in replicas.notes if name == "first token"]
     assert len(told) == sum(answers.tokens > 0 for answers in replicas.answers), "by each replica that has computed it"
-    assert ("end", "door-7", sum(len(each.token_ids) for each in wanted.outputs)) in replicas.notes
+    assert ("end", "ingress-7", sum(len(each.token_ids) for each in wanted.outputs)) in replicas.notes
     assert len(replicas.calls) <= len(counts) + 1
     assert all(f"replica {i}" in replicas.calls[-1].avoid for i in range(len(replicas.calls) - 1))
 
@@ -256,7 +256,7 @@ def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
 
             replicas.generate = generate  # type: ignore[method-assign]
             delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(1, request, "door", replicas, delivery, (0.05, 0.05, 4))
+            call = RemoteCall(1, request, "ingress", replicas, delivery, (0.05, 0.05, 4))
             task = asyncio.create_task(call.run())
             stream = AsyncStream(delivery, 1, lambda delivery, keep: None)
             pieces = [piece async for piece in stream]

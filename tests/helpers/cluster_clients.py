@@ -1,4 +1,4 @@
-"""Clients of a cluster's door, and what their answers must be: one engine's."""
+"""Clients of a cluster's ingress, and what their answers must be: one engine's."""
 
 import asyncio
 import json

@@ -308,7 +308,7 @@ class World:
         assert not set(engine.scheduler.running) & set(engine.scheduler.waiting)
         assert stats.loaded_adapters == len(self.adapters)
         assert stats.adapters_on_device <= self.config.max_adapters_on_device
-        assert all(req.adapter is None or req.adapter.place is not None for req in engine.scheduler.running)
+        assert all(req.adapter is None or req.adapter.slot is not None for req in engine.scheduler.running)
         if self.readers:
             self._check_blocks()
 

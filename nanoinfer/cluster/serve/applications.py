@@ -1,6 +1,6 @@
-"""deploy and remove: the two applications of a cluster, the replicas and the door before them.
+"""deploy and remove: the two applications of a cluster, the replicas and the ingress before them.
 
-They are two so that each can be replaced while the other one stays, and so that the end can be drained: first the door
+They are two so that each can be replaced while the other one stays, and so that the end can be drained: first the ingress
 goes, which waits for its requests, and then the replicas.
 """
 
@@ -26,20 +26,20 @@ def deploy(settings: ClusterSettings, server: ServerSettings | None = None, rout
     """Deploy a cluster in the Ray that this process is connected to; what is there already under the same name is replaced
     piece by piece, while requests go on (a rolling update). Returns when it takes requests.
 
-    `server`: what the door allows, as `make_app` takes it. Serve must have been started with the address to listen at
+    `server`: what the ingress allows, as `make_app` takes it. Serve must have been started with the address to listen at
     (`start_serve`).
     """
     serve.run(replicas_application(settings), name=settings.replicas_name, route_prefix=None)
     handle = serve.get_deployment_handle("Replica", app_name=settings.replicas_name)
     description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.patience_s)
-    door = door_application(settings, server or ServerSettings(), description)
-    serve.run(door, name=settings.name, route_prefix=route_prefix)
+    ingress = ingress_application(settings, server or ServerSettings(), description)
+    serve.run(ingress, name=settings.name, route_prefix=route_prefix)
     return description
 
 
 def remove(settings: ClusterSettings) -> None:
     """End a cluster: newcomers are refused, what has been accepted is finished, for at most `drain_timeout_s` seconds at
-    the door and again at the replicas."""
+    the ingress and again at the replicas."""
     for name in (settings.name, settings.replicas_name):
         if name in serve.status().applications:
             serve.delete(name)
@@ -66,13 +66,15 @@ def replicas_application(settings: ClusterSettings) -> serve.Application:
         **_of_both(settings),
         **number,
     )(Replica)
-    # A door no longer asks a replica that is told to end, and must not count as dead while that one finishes its calls.
+    # An ingress no longer asks a replica that is told to end, and must not count as dead while that one finishes its calls.
     silence_s = max(settings.replica.silence_s, settings.silence_s) + settings.drain_timeout_s
     return deployment.bind(replace(settings.replica, silence_s=silence_s))
 
 
-def door_application(settings: ClusterSettings, server: ServerSettings, description: Description) -> serve.Application:
-    """The door: the OpenAI application, whose engine is the replicas."""
+def ingress_application(
+    settings: ClusterSettings, server: ServerSettings, description: Description
+) -> serve.Application:
+    """The ingress: the OpenAI application, whose engine is the replicas."""
 
     def build() -> Any:
         from nanoinfer.cluster.serve.fleet import fleet_named
@@ -84,7 +86,7 @@ def door_application(settings: ClusterSettings, server: ServerSettings, descript
         return make_app(ServedByReplicas(description, settings, replicas), server)
 
     deployment = serve.deployment(
-        name="Door",
+        name="Ingress",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "resources": {ON_HEAD: 0.001}},  # where what listens for Serve is
         **_of_both(settings),
@@ -103,7 +105,7 @@ def _of_both(settings: ClusterSettings) -> dict[str, Any]:
 
 
 def fleet_arguments(settings: ClusterSettings, config: EngineConfig | None = None) -> dict[str, Any]:
-    """What FleetRouter gets from the deployment; with the replicas' `config`, what the door's fleet is made with, before
+    """What FleetRouter gets from the deployment; with the replicas' `config`, what the ingress's fleet is made with, before
     there is a router in its process."""
     options = dict(settings.policy_options)
     if settings.policy == "prefix":

@@ -1,5 +1,5 @@
 """Fleet: the replicas of one deployment as one process sees them, and the policy that chooses among them; and how many
-replicas there should be. Serve's router and the door find the same Fleet here."""
+replicas there should be. Serve's router and the ingress find the same Fleet here."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from nanoinfer.cluster.policy import Policy, RoutedRequest
 
 
 class Fleet:
-    """A policy with a lock around it: Serve's router asks it in a thread of its own, the door tells it from another one.
+    """A policy with a lock around it: Serve's router asks it in a thread of its own, the ingress tells it from another one.
 
     `replicas`: the names of those that requests can be sent to. `on_change`: called, in any thread, when they change.
     """

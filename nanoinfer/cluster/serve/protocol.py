@@ -1,4 +1,5 @@
-"""What the door and the replicas say to each other, small and picklable; and how a replica answers a call, without Ray."""
+"""What the ingress and the replicas say to each other, small and picklable; and how a replica answers a call, without
+Ray."""
 
 import asyncio
 import pickle
@@ -19,14 +20,14 @@ ALIVE_S = 1.0  # a call hears from its replica at least this often
 
 @dataclass(frozen=True)
 class Call:
-    """The door asks for completions of one prompt. `requests`: one per completion that has not ended, each with n=1.
+    """The ingress asks for completions of one prompt. `requests`: one per completion that has not ended, each with n=1.
 
-    `call_id`: the same however often the call moves to another replica. `door`: who asks. `avoid`: replicas that have lost
-    or refused it.
+    `call_id`: the same however often the call moves to another replica. `ingress`: who asks. `avoid`: replicas that
+    have lost or refused it.
     """
 
     call_id: str
-    door: str
+    ingress: str
     requests: Sequence[Request]
     avoid: frozenset[str] = frozenset()
 
@@ -36,7 +37,7 @@ class Addressed:
     """Something for one replica, of whatever kind its method takes; "" is any replica."""
 
     replica: str
-    door: str = ""
+    ingress: str = ""
     content: Any = None
 
 
@@ -75,7 +76,7 @@ class News:
 
 @dataclass(frozen=True)
 class Told:
-    """What has changed in a replica's tree since a batch that the door names, or all of it."""
+    """What has changed in a replica's tree since a batch that the ingress names, or all of it."""
 
     batches: Sequence[EventBatch] = ()
     snapshot: Snapshot | None = None
@@ -83,8 +84,8 @@ class Told:
 
 @dataclass(frozen=True)
 class Description:
-    """What a door must know about the model that the replicas serve. `path`: its folder, for the tokenizer; None if it has
-    none. `costs`: of its passes, if they were measured."""
+    """What an ingress must know about the model that the replicas serve. `path`: its folder, for the tokenizer; None
+    if it has none. `costs`: of its passes, if they were measured."""
 
     name: str
     path: str | None

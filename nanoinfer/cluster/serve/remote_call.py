@@ -1,5 +1,5 @@
-"""RemoteCall: one request of a client, from the door to a replica, and on to another one if that dies. Completion: what the
-door knows of one completion of it, so that any replica can go on with it."""
+"""RemoteCall: one request of a client, from the ingress to a replica, and on to another one if that dies. Completion:
+what the ingress knows of one completion of it, so that any replica can go on with it."""
 
 import asyncio
 import time
@@ -101,12 +101,12 @@ class RemoteCall:
         self,
         request_id: int,
         request: Request,
-        door: str,
+        ingress: str,
         replicas: Any,
         delivery: Delivery,
         limits: tuple[float, float, int],
     ):
-        self.request_id, self.call_id, self._door = request_id, f"{door}-{request_id}", door
+        self.request_id, self.call_id, self._ingress = request_id, f"{ingress}-{request_id}", ingress
         self._replicas, self._delivery = replicas, delivery
         self._silence_s, self._patience_s, self._most_moves = limits
         self._completions = [Completion(i, each) for i, each in enumerate(one_each(request))]
@@ -149,7 +149,7 @@ class RemoteCall:
             self._cut(open_ones, FinishReason.TIMEOUT)
             return
         requests = [each.rest(timeout_s) for each in open_ones]
-        call = Call(self.call_id, self._door, requests, self._avoid)
+        call = Call(self.call_id, self._ingress, requests, self._avoid)
         answers = self._replicas.generate(call)
         try:
             if await self._wait_for_acceptance(answers):

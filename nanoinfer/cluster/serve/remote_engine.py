@@ -34,7 +34,7 @@ NO_LOADING = "adapters of a cluster are given when it is deployed (serve --repli
 
 
 class RemoteModel:
-    """The model that the replicas serve, as far as a door knows it."""
+    """The model that the replicas serve, as far as an ingress knows it."""
 
     def __init__(self, description: Description):
         tokenizer = None if description.path is None else Tokenizer.from_pretrained(description.path)
@@ -52,8 +52,8 @@ class RemoteModel:
 
 
 class ServeReplicas:
-    """How a door reaches the replicas, by a handle of Serve. Calls go where Serve's router sends them (see FleetRouter);
-    what is addressed goes to one replica by its name. `fleet`: what the router knows."""
+    """How an ingress reaches the replicas, by a handle of Serve. Calls go where Serve's router sends them (see
+    FleetRouter); what is addressed goes to one replica by its name. `fleet`: what the router knows."""
 
     def __init__(self, application: str, fleet: Fleet):
         self.fleet = fleet
@@ -87,8 +87,8 @@ class NewsReader:
     """Hears what the replicas' trees hold: one task per replica, as long as Serve says that there is one. `timeout_s`: for
     one answer."""
 
-    def __init__(self, door: str, replicas: ServeReplicas, timeout_s: float):
-        self._door, self._fleet, self._replicas, self._timeout_s = door, replicas.fleet, replicas, timeout_s
+    def __init__(self, ingress: str, replicas: ServeReplicas, timeout_s: float):
+        self._ingress, self._fleet, self._replicas, self._timeout_s = ingress, replicas.fleet, replicas, timeout_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class NewsReader:
         source, seq = "", 0  # of the batch that comes next; source "": a snapshot
         while True:
             try:
-                ask = Addressed(replica, self._door, (source, seq))
+                ask = Addressed(replica, self._ingress, (source, seq))
                 told: Told = await self._replicas.ask("tell", ask, self._timeout_s)
                 if told.snapshot is not None:
                     self._fleet.note_snapshot(replica, told.snapshot)
@@ -136,7 +136,7 @@ class RemoteEngine:
 
     def __init__(self, model: RemoteModel, settings: ClusterSettings, replicas: ServeReplicas):
         self._model, self._settings, self._replicas = model, settings, replicas
-        self._door = uuid4().hex
+        self._ingress = uuid4().hex
         self._ids = count()
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
         self._calls: dict[Delivery, RemoteCall] = {}
@@ -147,7 +147,7 @@ class RemoteEngine:
     def _start(self) -> None:
         """Listen to the replicas, from the first request on."""
         if self._news is None:
-            self._news = NewsReader(self._door, self._replicas, self._settings.silence_s)
+            self._news = NewsReader(self._ingress, self._replicas, self._settings.silence_s)
             self._news.start()
 
     async def add_prepared(self, groups: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
@@ -157,7 +157,7 @@ class RemoteEngine:
     async def add_all(self, requests: Sequence[Request], max_unread: int | None = None) -> list[AsyncStream]:
         """As `AsyncEngine.add_all`; ReplicaLostError if no replica can be reached."""
         if self.is_closed:
-            raise EngineClosedError("this door has been closed; it takes no more requests")
+            raise EngineClosedError("this ingress has been closed; it takes no more requests")
         self._start()
         for request in requests:
             self._model.builder.check(request, self._model.config.max_context_len)
@@ -172,7 +172,7 @@ class RemoteEngine:
                 if call.accepted.done() and not call.accepted.cancelled():
                     call.accepted.exception()  # only the first is raised
             if self.is_closed and isinstance(error, asyncio.CancelledError):
-                raise EngineClosedError("this door was closed before a replica had taken the request") from None
+                raise EngineClosedError("this ingress was closed before a replica had taken the request") from None
             raise
         return streams
 
@@ -182,7 +182,7 @@ class RemoteEngine:
         settings = self._settings
         delivery = Delivery(asyncio.get_running_loop(), max_unread, self._hold)
         limits = settings.silence_s, settings.patience_s, settings.most_moves
-        call = RemoteCall(next(self._ids), request, self._door, self._replicas, delivery, limits)
+        call = RemoteCall(next(self._ids), request, self._ingress, self._replicas, delivery, limits)
         delivery.request_id = call.request_id
         task = start_task(call.run)
         self._tasks[delivery], self._calls[delivery] = task, call
@@ -207,7 +207,7 @@ class RemoteEngine:
         while delivery in self._calls and not is_told:
             replica, hold = call.replica, delivery.is_held
             try:
-                await self._replicas.ask("hold", Addressed(replica, self._door, (call.call_id, hold)), VISIT_S)
+                await self._replicas.ask("hold", Addressed(replica, self._ingress, (call.call_id, hold)), VISIT_S)
                 is_told = (replica, hold) == (call.replica, delivery.is_held)
             except Exception:  # it is gone, or busy with a long step
                 await asyncio.sleep(RETRY_S)
@@ -227,7 +227,7 @@ class RemoteEngine:
         if not self._replicas.fleet.replicas:  # Serve tells its router with the first call
             await asyncio.gather(self._replicas.describe(VISIT_S), return_exceptions=True)
         names = sorted(self._replicas.fleet.replicas)
-        asked = [self._replicas.ask("visit", Addressed(name, self._door, function), VISIT_S) for name in names]
+        asked = [self._replicas.ask("visit", Addressed(name, self._ingress, function), VISIT_S) for name in names]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found = [answer for answer in answers if not isinstance(answer, BaseException)]
         if not found:

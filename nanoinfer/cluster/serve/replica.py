@@ -1,4 +1,5 @@
-"""Replica: an engine of the cluster, as an actor of Serve. It gives tokens to doors and tells them what its tree holds."""
+"""Replica: an engine of the cluster, as an actor of Serve. It gives tokens to ingresses and tells them what its tree
+holds."""
 
 import asyncio
 import time
@@ -16,12 +17,12 @@ from nanoinfer.cluster.serve.settings import ReplicaSettings
 from nanoinfer.engine.async_stream import AsyncStream
 from nanoinfer.engine.engine import Engine
 
-TELL_EVERY_S, TELL_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each door is told what has changed
+TELL_EVERY_S, TELL_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each ingress is told what has changed
 STUCK_S = 300.0  # an engine whose step takes longer is taken for broken
 
 
 class Replica:
-    """One engine. Doors call `generate`; the rest is for one replica by name (see FleetRouter)."""
+    """One engine. Ingresses call `generate`; the rest is for one replica by name (see FleetRouter)."""
 
     def __init__(self, settings: ReplicaSettings):
         self.settings, self.name = settings, serve.get_replica_context().replica_id.unique_id
@@ -29,14 +30,15 @@ class Replica:
         self.llm = settings.load()
         self.costs = settings.measure(self.llm)
         self.engine = AsyncEngine(self.llm)
-        self._seen: dict[str, float] = {}  # when each door has last asked what the tree holds: it was alive then
+        self._seen: dict[str, float] = {}  # when each ingress has last asked what the tree holds: it was alive then
         self._calls: dict[str, Sequence[AsyncStream]] = {}
         self._feed = self.engine.engine.block_feed(settings.event_block_size)
 
-    # --- for any door -------------------------------------------------------------------------------------------------
+    # --- for any ingress -------------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call) -> AsyncGenerator[Answer, None]:
-        """As `answer_call`. The call is also aborted when its door has died: one that asked for news, and is silent now."""
+        """As `answer_call`. The call is also aborted when its ingress has died: one that asked for news, and is silent
+        now."""
         streams: list[AsyncStream] = []
 
         def accepted(added: Sequence[AsyncStream]) -> None:
@@ -48,7 +50,7 @@ class Replica:
             async with aclosing(answers):
                 async for answer in answers:
                     now = time.monotonic()
-                    if now - self._seen.get(call.door, now) > self.settings.silence_s:
+                    if now - self._seen.get(call.ingress, now) > self.settings.silence_s:
                         return
                     yield answer
         finally:
@@ -56,7 +58,7 @@ class Replica:
                 del self._calls[call.call_id]
 
     async def describe(self, ask: Addressed) -> Description:
-        """The model, for doors."""
+        """The model, for ingresses."""
         engine, model = self.engine.engine, getattr(self.llm, "model", None)
         return Description(
             self.settings.model,
@@ -70,13 +72,13 @@ class Replica:
             dict(engine.builder.sampling_defaults),
         )
 
-    # --- for doors that mean this replica -----------------------------------------------------------------------------
+    # --- for ingresses that mean this replica -----------------------------------------------------------------------------
 
     async def tell(self, ask: Addressed) -> Told:
         """What has changed in the tree since a batch (`ask.content`: its source and number), or all that the tree holds.
         Waits for something, but not for long."""
         self._check_address(ask)
-        self._seen[ask.door] = time.monotonic()
+        self._seen[ask.ingress] = time.monotonic()
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:  # in the engine's thread

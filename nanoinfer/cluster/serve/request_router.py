@@ -1,8 +1,8 @@
 """FleetRouter: our routing policies behind Serve's interface for request routers.
 
 Serve makes one router in each process that has a handle to the replicas, by the class and keywords of the deployment's
-RequestRouterConfig, and asks it for each call. The door, in the same process, tells the same Fleet what it learns about the
-replicas and its requests. Serve sends this file's class as a value, so what it must share is in `fleet.py`.
+RequestRouterConfig, and asks it for each call. The ingress, in the same process, tells the same Fleet what it learns
+about the replicas and its requests. Serve sends this file's class as a value, so what it must share is in `fleet.py`.
 """
 
 from typing import Any

@@ -16,8 +16,8 @@ from nanoinfer.llm import LLM
 class ReplicaSettings:
     """`model` and `options`: as LLM takes them. `threads`: of torch, per replica; None: as Ray sets it, one per CPU.
 
-    `event_block_size`: it tells what its tree holds in blocks of so many tokens. `silence_s`: a door that asks for nothing
-    so long is dead.
+    `event_block_size`: it tells what its tree holds in blocks of so many tokens. `silence_s`: an ingress that asks for
+    nothing so long is dead.
     `costs`: of its passes, for PrefixRouter; None: each replica measures them when it starts, which takes seconds.
     `sleeps`: with this, its passes compute nothing and sleep as long as `costs` say; `options` are then EngineConfig's.
     """
@@ -67,11 +67,11 @@ class ClusterSettings:
     - `replica`; `replicas`: how many at first; `max_replicas`: with more than `replicas`, their number follows the queued
       tokens, `queued_tokens_per_replica` of which are fine. `cpus_per_replica`: what Ray sets aside for each.
     - `policy` and `policy_options`: of POLICIES, see `make_policy`.
-    - `name`: of the two applications, NAME (the door) and NAME-replicas.
+    - `name`: of the two applications, NAME (the ingress) and NAME-replicas.
     - `silence_s`: a replica that says nothing for so long has lost its calls, which move to others. `patience_s`: how long
       a call looks for a replica that takes it. `most_moves`: how often a call may move before it fails.
-    - `drain_timeout_s`: for calls at a replica or door that is told to end. `health_check_period_s`: between two looks at
-      them; one that does not answer for `health_check_timeout_s` is replaced.
+    - `drain_timeout_s`: for calls at a replica or ingress that is told to end. `health_check_period_s`: between two
+      looks at them; one that does not answer for `health_check_timeout_s` is replaced.
     """
 
     replica: ReplicaSettings = field(default_factory=ReplicaSettings)

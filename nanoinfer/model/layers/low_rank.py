@@ -35,19 +35,19 @@ class LowRankPart:
 
 
 class LowRankTable(Protocol):
-    """The adapters of one linear layer, each in a place of its own. What is in them is of the kind that `pack` makes."""
+    """The adapters of one linear layer, each in a slot of its own. What is in them is of the kind that `pack` makes."""
 
     def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> Any:
         """Bring an adapter's parts into the form that is read, on the device; `memory` is for what the CPU reads. Changes
         nothing else; any thread may call it."""
         ...
 
-    def put(self, place: int, packed: Any) -> bool:
-        """Put what `pack` returned into a place. True if passes that were captured before cannot compute it."""
+    def put(self, slot: int, packed: Any) -> bool:
+        """Put what `pack` returned into a slot. True if passes that were captured before cannot compute it."""
         ...
 
-    def clear(self, place: int) -> None:
-        """Empty a place: an adapter without parts for this layer, or none."""
+    def clear(self, slot: int) -> None:
+        """Empty a slot: an adapter without parts for this layer, or none."""
         ...
 
     def shrink(self) -> bool:
@@ -66,23 +66,23 @@ class LowRankTable(Protocol):
 class TorchLowRank:
     """In plain torch, one adapter after another."""
 
-    def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, in_features: int, out_features: int, slots: int, dtype: torch.dtype, device: torch.device):
         self.out_features, self._dtype, self._device = out_features, dtype, device
-        self._places: list[Sequence[LowRankPart]] = [()] * places
+        self._slots: list[Sequence[LowRankPart]] = [()] * slots
 
     def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> Sequence[LowRankPart]:
         """The same parts in the model's dtype, on its device."""
         to = (self._device, self._dtype)
         return [LowRankPart(part.a.to(*to), part.b.to(*to), part.scale, part.first) for part in parts]
 
-    def put(self, place: int, packed: Sequence[LowRankPart]) -> bool:
+    def put(self, slot: int, packed: Sequence[LowRankPart]) -> bool:
         """As in LowRankTable."""
-        self._places[place] = packed
+        self._slots[slot] = packed
         return False
 
-    def clear(self, place: int) -> None:
+    def clear(self, slot: int) -> None:
         """As in LowRankTable."""
-        self._places[place] = ()
+        self._slots[slot] = ()
 
     def shrink(self) -> bool:
         """As in LowRankTable."""
@@ -90,9 +90,9 @@ class TorchLowRank:
 
     def add(self, x: torch.Tensor, y: torch.Tensor, adapters: AdapterRows) -> torch.Tensor:
         """As in LowRankTable."""
-        for place, tokens in adapters.groups():
+        for slot, tokens in adapters.groups():
             tokens = tokens.to(x.device)
-            for part in self._places[place]:
+            for part in self._slots[slot]:
                 outputs = slice(part.first, part.first + len(part.b))
                 y[tokens, outputs] += (x[tokens] @ part.a.T) @ part.b.T * part.scale
         return y
@@ -116,12 +116,12 @@ class CppLowRank:
 
     WORDS = 3 + 6 * MOST_PARTS  # of 8 bytes, in an entry of the table: a `LowRank` of low_rank.cpp
 
-    def __init__(self, in_features: int, out_features: int, places: int, dtype: torch.dtype, function: Any):
+    def __init__(self, in_features: int, out_features: int, slots: int, dtype: torch.dtype, function: Any):
         self.in_features, self.out_features, self._dtype, self._function = in_features, out_features, dtype, function
         self._step = 4 // dtype.itemsize  # elements in a word
-        self.table = np.zeros((places, self.WORDS), dtype=np.int64)  # it never moves: captured graphs point to it
+        self.table = np.zeros((slots, self.WORDS), dtype=np.int64)  # it never moves: captured graphs point to it
         self.most_ranks = RANKS  # of an adapter here
-        self._packed: list[_Packed | None] = [None] * places
+        self._packed: list[_Packed | None] = [None] * slots
 
     def pack(self, parts: Sequence[LowRankPart], memory: HugePages) -> _Packed:
         """All A below each other, each filled up with zeros to whole words of ranks; B as `linear` packs its weights."""
@@ -138,16 +138,16 @@ class CppLowRank:
             rank += b.shape[1]
         return _Packed(entry + [0] * (self.WORDS - len(entry)), len(below), tensors)
 
-    def put(self, place: int, packed: _Packed) -> bool:
+    def put(self, slot: int, packed: _Packed) -> bool:
         """As in LowRankTable. A captured pass has room for the ranks of adapters that were here when it was captured."""
-        self._packed[place], grown = packed, packed.ranks > self.most_ranks
+        self._packed[slot], grown = packed, packed.ranks > self.most_ranks
         self.most_ranks = max(self.most_ranks, packed.ranks)
-        self.table[place] = packed.entry
+        self.table[slot] = packed.entry
         return grown
 
-    def clear(self, place: int) -> None:
+    def clear(self, slot: int) -> None:
         """As in LowRankTable."""
-        self.table[place], self._packed[place] = 0, None
+        self.table[slot], self._packed[slot] = 0, None
 
     def shrink(self) -> bool:
         """As in LowRankTable: the room in a pass for ranks, of which those that are here need less."""
@@ -169,7 +169,7 @@ class CppLowRank:
         x = x.contiguous()
         assert x.shape[1] == self.in_features
         assert to.is_contiguous()
-        most_ranks = self.most_ranks  # read once: another thread may put a larger adapter into its place meanwhile
+        most_ranks = self.most_ranks  # read once: another thread may put a larger adapter into its slot meanwhile
         hidden = x.new_empty(len(x), most_ranks)
         plan = (self.table.ctypes.data, adapters.plan.data_ptr(), adapters.rows.data_ptr())
         self._function(
@@ -177,8 +177,8 @@ class CppLowRank:
         )
 
 
-def make_low_rank(linear: Any, kernels: Kernels, places: int, dtype: torch.dtype, device: torch.device) -> LowRankTable:
-    """Room for `places` adapters of `linear`, a Linear, for the kernels that compute its products."""
+def make_low_rank(linear: Any, kernels: Kernels, slots: int, dtype: torch.dtype, device: torch.device) -> LowRankTable:
+    """Room for `slots` adapters of `linear`, a Linear, for the kernels that compute its products."""
     function, _ = cpp_function("low_rank", kernels, dtype)
-    sizes = (linear.in_features, linear.out_features, places, dtype)
+    sizes = (linear.in_features, linear.out_features, slots, dtype)
     return TorchLowRank(*sizes, device) if function is None else CppLowRank(*sizes, function)

@@ -19,14 +19,14 @@ class Adapter:
     """A loaded adapter, in host memory: `parts` by projection.
 
     - `id`: no other adapter of this process ever has the same, so that nothing cached for one is found by another.
-    - `place`: where its AdapterPool has put it; None while it is in host memory only. An adapter has one pool.
+    - `slot`: where its AdapterPool has put it; None while it is in host memory only. An adapter has one pool.
     """
 
     name: str
     path: Path
     parts: Mapping[str, LowRank]
     id: int = field(default_factory=_ids.__next__)
-    place: int | None = None
+    slot: int | None = None
 
     def again(self) -> "Adapter":
         """Another adapter with the same weights, for another pool."""

@@ -1,9 +1,9 @@
-"""AdapterPool: the places that adapters have on the device, and which adapter is in which.
+"""AdapterPool: the slots that adapters have on the device, and which adapter is in which.
 
-Loaded adapters stay in host memory. To be computed with, one needs a place; there are few. A place holds what each linear
+Loaded adapters stay in host memory. To be computed with, one needs a slot; there are few. A slot holds what each linear
 layer adds (see model/layers/low_rank.py), and its number is what a pass knows an adapter by.
 
-    host memory ──fetch──► a place ──another adapter needs it, and no running request uses it──► host memory
+    host memory ──fetch──► a slot ──another adapter needs it, and no running request uses it──► host memory
 
 An adapter is fetched in a thread of its own, so that the requests of other adapters go on meanwhile.
 """
@@ -25,9 +25,9 @@ Packed = dict[Linear, Any]
 
 
 class AdapterPool:
-    """`size` places for adapters of `network`.
+    """`size` slots for adapters of `network`.
 
-    `tables`: what each linear layer adds, by place. `version` changes when passes that were captured before cannot be used
+    `tables`: what each linear layer adds, by slot. `version` changes when passes that were captured before cannot be used
     any more. `fetches`: how many have been started.
 
     Only one thread at a time may use it. `executor`: where adapters are fetched.
@@ -38,7 +38,7 @@ class AdapterPool:
         self.tables: dict[Linear, LowRankTable] = {}
         self.version = self.fetches = 0
         self._projections = projections(network)
-        self._places: list[Adapter | None] = [None] * size  # with those that are being fetched
+        self._slots: list[Adapter | None] = [None] * size  # with those that are being fetched
         self._fetching: dict[Adapter, Future[Packed]] = {}
         self._failures: dict[Adapter, BaseException] = {}
         self._uses, self._used_at = 0, [0] * size
@@ -50,26 +50,26 @@ class AdapterPool:
 
     @property
     def on_device(self) -> list[Adapter]:
-        """The adapters that have a place and can be computed with."""
-        return [adapter for adapter in self._places if adapter is not None and adapter.place is not None]
+        """The adapters that have a slot and can be computed with."""
+        return [adapter for adapter in self._slots if adapter is not None and adapter.slot is not None]
 
     def obtain(self, adapter: Adapter, in_use: Collection[Adapter | None]) -> bool:
-        """True if `adapter` has a place now, so that a pass may use it. Else it is being fetched, or waits until a place
+        """True if `adapter` has a slot now, so that a pass may use it. Else it is being fetched, or waits until a slot
         is left by one of `in_use`, which the running requests use and which therefore stay.
         """
         self._finish_fetches()
-        if adapter.place is not None and self._places[adapter.place] is not adapter:
-            raise ValueError(f"{adapter}: has a place in another pool; load it once more for this one")
-        if adapter.place is None:
+        if adapter.slot is not None and self._slots[adapter.slot] is not adapter:
+            raise ValueError(f"{adapter}: has a slot in another pool; load it once more for this one")
+        if adapter.slot is None:
             if adapter not in self._fetching and adapter not in self._failures:
-                place = self._vacant(in_use)
-                if place is not None:
-                    self._start_fetch(adapter, place)
+                slot = self._vacant(in_use)
+                if slot is not None:
+                    self._start_fetch(adapter, slot)
                     self._finish_fetches()
-            if adapter.place is None:
+            if adapter.slot is None:
                 return False
         self._uses += 1
-        self._used_at[adapter.place] = self._uses
+        self._used_at[adapter.slot] = self._uses
         return True
 
     def wait(self) -> bool:
@@ -84,34 +84,34 @@ class AdapterPool:
         return self._failures.popitem() if self._failures else None
 
     def remove(self, adapter: Adapter) -> None:
-        """Forget `adapter`, and empty its place and the room that it needed. No running request may use it."""
+        """Forget `adapter`, and empty its slot and the room that it needed. No running request may use it."""
         self._failures.pop(adapter, None)
         if (future := self._fetching.pop(adapter, None)) is not None:
             future.cancel()
-        if adapter in self._places:
-            self._empty(self._places.index(adapter))
+        if adapter in self._slots:
+            self._empty(self._slots.index(adapter))
             self.version += sum(table.shrink() for table in self.tables.values())  # each of them
 
     def _vacant(self, in_use: Collection[Adapter | None]) -> int | None:
-        """A place without an adapter. If there is none, that of the adapter whose last use is longest ago is emptied, among
+        """A slot without an adapter. If there is none, that of the adapter whose last use is longest ago is emptied, among
         those that no one uses. None if there is none of these, either."""
-        if None in self._places:
-            return self._places.index(None)
-        idle = [i for i, adapter in enumerate(self._places) if adapter not in in_use and adapter not in self._fetching]
+        if None in self._slots:
+            return self._slots.index(None)
+        idle = [i for i, adapter in enumerate(self._slots) if adapter not in in_use and adapter not in self._fetching]
         if not idle:
             return None
-        place = min(idle, key=self._used_at.__getitem__)
-        self._empty(place)
-        return place
+        slot = min(idle, key=self._used_at.__getitem__)
+        self._empty(slot)
+        return slot
 
-    def _empty(self, place: int) -> None:
-        adapter = self._places[place]
+    def _empty(self, slot: int) -> None:
+        adapter = self._slots[slot]
         assert adapter is not None
-        self._places[place], adapter.place = None, None
+        self._slots[slot], adapter.slot = None, None
         for table in self.tables.values():
-            table.clear(place)
+            table.clear(slot)
 
-    def _start_fetch(self, adapter: Adapter, place: int) -> None:
+    def _start_fetch(self, adapter: Adapter, slot: int) -> None:
         by_linear: dict[Linear, list[LowRankPart]] = {}
         for name, part in adapter.parts.items():
             projection = self._projections[name]
@@ -123,7 +123,7 @@ class AdapterPool:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "fetch adapters")
         self.fetches += 1
-        self._places[place], self._used_at[place] = adapter, self._uses
+        self._slots[slot], self._used_at[slot] = adapter, self._uses
         self._fetching[adapter] = self._executor.submit(_pack, by_linear, tables)
 
     def _new_table(self, linear: Linear) -> LowRankTable:
@@ -132,26 +132,26 @@ class AdapterPool:
         return make_low_rank(linear, network.kernels, self.size, parameter.dtype, parameter.device)
 
     def _finish_fetches(self) -> None:
-        """Put what has been fetched into its place."""
+        """Put what has been fetched into its slot."""
         for adapter, future in [(adapter, future) for adapter, future in self._fetching.items() if future.done()]:
             del self._fetching[adapter]
-            place = self._places.index(adapter)
+            slot = self._slots.index(adapter)
             if (error := future.exception()) is not None:
-                self._places[place], self._failures[adapter] = None, error
+                self._slots[slot], self._failures[adapter] = None, error
                 continue
             try:
-                self._put(place, future.result())
+                self._put(slot, future.result())
             except BaseException as broken:  # memory may run out here, too
-                self._empty(place)
+                self._empty(slot)
                 self._failures[adapter] = broken
                 continue
-            adapter.place = place
+            adapter.slot = slot
 
-    def _put(self, place: int, packed: Packed) -> None:
+    def _put(self, slot: int, packed: Packed) -> None:
         for linear, table in self.tables.items():
             if linear not in packed:
-                table.clear(place)
-            elif table.put(place, packed[linear]):
+                table.clear(slot)
+            elif table.put(slot, packed[linear]):
                 self.version += 1
 
 

@@ -113,7 +113,7 @@ class ToldAdapters:
     def news(self, pool: AdapterPool | None) -> Iterator[Message]:
         """A message for each adapter of `pool` that has a place now and is not known there. Passes use no others."""
         for adapter in () if pool is None else pool.on_device:
-            place = adapter.place
+            place = adapter.slot
             if place is not None and self._told.get(place) != adapter.id:
                 yield _message(adapter, place)
                 self._told[place] = adapter.id

@@ -1,4 +1,4 @@
-"""Checks of notebook 13: bytes of adapters, the product by groups, rows in tiles, the cache key, and places on the "
+"""Checks of notebook 13: bytes of adapters, the product by groups, rows in tiles, the cache key, and slots on the "
 "device."""
 
 from collections.abc import Hashable
@@ -122,7 +122,7 @@ def _(given: Given) -> str:
         "A row without an adapter (−1) is in no tile.": "with_none",
         "Sort the rows by adapter. Rows with the same adapter stay in their order.": "falling",
         "A tile has at most `most` rows: divide what is more.": "undivided",
-        "`first` is a place in `rows`, not the number of a row.": "by_row",
+        "`first` is a slot in `rows`, not the number of a row.": "by_row",
     }
 
     def call(of_rows: list[int], most: int) -> Any:
@@ -192,37 +192,37 @@ class _Reference:
     def obtain(self, adapter: str, in_use: set[str]) -> int | None:
         if adapter not in self.adapters:
             if None in self.adapters:
-                place = self.adapters.index(None)
+                slot = self.adapters.index(None)
             else:
                 idle = [each for each in self.order if each not in in_use]
                 if not idle:
                     return None
-                place = self.adapters.index(idle[0])
+                slot = self.adapters.index(idle[0])
                 self.order.remove(idle[0])
-            self.adapters[place] = adapter
+            self.adapters[slot] = adapter
         else:
             self.order.remove(adapter)
         self.order.append(adapter)
         return self.adapters.index(adapter)
 
 
-# What is asked for, with the adapters in use, of two places; and why the last answer is what it is.
+# What is asked for, with the adapters in use, of two slots; and why the last answer is what it is.
 NONE = set[str]()
 AB = [("a", NONE), ("b", NONE)]
 PLAYS = [
-    ([("a", NONE)], "All places are free. Note in `self.adapters` which adapter is in the place"),
-    (AB, "The second adapter gets a free place: nothing has to leave yet"),
-    ([*AB, ("b", NONE)], "'b' is on the device already. It keeps its place"),
+    ([("a", NONE)], "All slots are free. Note in `self.adapters` which adapter is in the slot"),
+    (AB, "The second adapter gets a free slot: nothing has to leave yet"),
+    ([*AB, ("b", NONE)], "'b' is on the device already. It keeps its slot"),
     ([*AB, ("a", NONE), ("c", NONE)], "'a' came first, but was used last: 'b' has to go"),
     ([*AB, ("c", {"a"})], "'a' was used longest ago, but a running request uses it: its rows would get 'c'"),
     ([*AB, ("c", {"a", "b"})], "Running requests use all adapters that are there. 'c' has to wait: return None"),
-    ([*AB, ("a", {"a", "b"})], "An adapter that is in use and is asked for again keeps its place"),
+    ([*AB, ("a", {"a", "b"})], "An adapter that is in use and is asked for again keeps its slot"),
 ]
 
 
-@exercise("13.5", "A place on the device", points=2)
+@exercise("13.5", "A slot on the device", points=2)
 def _(given: Given) -> str:
-    cls = given["Places"]
+    cls = given["Slots"]
     for play, why in PLAYS:
         _play(cls, 2, play, why)
     rng = np.random.default_rng(5)
@@ -233,12 +233,12 @@ def _(given: Given) -> str:
 
 
 def _play(cls: Any, size: int, play: list[tuple[str, set[str]]], why: str) -> None:
-    places, reference = cls(size), _Reference(size)
+    slots, reference = cls(size), _Reference(size)
     for number, (adapter, in_use) in enumerate(play):
         kept, want = set(in_use), reference.obtain(adapter, in_use)
-        got = places.obtain(adapter, kept)
+        got = slots.obtain(adapter, kept)
         expect(kept == in_use, "You changed `in_use`, which belongs to the caller.")
         before = [name for name, _ in play[max(0, number - 4) : number]]
-        said = f"{size} places, after {before}: obtain({adapter!r}, {sorted(in_use)})."
+        said = f"{size} slots, after {before}: obtain({adapter!r}, {sorted(in_use)})."
         expect_equal(got, want, f"{said} {why}")
-        expect_equal(list(places.adapters), reference.adapters, f"{said} Then these adapters are there. {why}")
+        expect_equal(list(slots.adapters), reference.adapters, f"{said} Then these adapters are there. {why}")

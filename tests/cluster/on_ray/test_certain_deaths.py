@@ -97,8 +97,8 @@ def test_the_door_dies(watcher: Any, ask: Any, llm: LLM, tmp_path: Path) -> None
     wanted = expected(llm, asked)
     asking = Worker(ask, asked)
     until(mark.exists, "a replica that waits at the token")
-    (door,) = [each for each in ray.util.list_named_actors(True) if "#Door#" in each["name"]]
-    ray.kill(ray.get_actor(door["name"], namespace=door["namespace"]))
+    (ingress,) = [each for each in ray.util.list_named_actors(True) if "#Ingress#" in each["name"]]
+    ray.kill(ray.get_actor(ingress["name"], namespace=ingress["namespace"]))
     answers = asking.result()
     go_on.touch()
     assert any(error is not None for *_, error in answers), "nobody has noticed"
@@ -112,7 +112,7 @@ def test_the_door_dies(watcher: Any, ask: Any, llm: LLM, tmp_path: Path) -> None
         again[:] = ask(asked)
         return all(error is None for *_, error in again)
 
-    until(answered, "the return of the door")
+    until(answered, "the return of the ingress")
     assert again == wanted
 
 

@@ -72,7 +72,7 @@ def test_a_door_that_has_served_nothing_yet_can_say_how_the_engines_are(watcher:
 
 
 def test_requests_go_where_their_prefix_lies(watcher: Any) -> None:
-    """The door hears what the trees hold: a prompt goes to the replica that has its beginning."""
+    """The ingress hears what the trees hold: a prompt goes to the replica that has its beginning."""
     before = {name: watcher.visit(name, prompt_tokens) for name in watcher.names()}
     prompt = "There was once a very old and very wise bear who lived all alone in a cave on top of the hill. " * 3
     asked = [{"prompt": f"{prompt}{i}", "max_tokens": 2, "temperature": 0} for i in range(6)]
@@ -142,8 +142,8 @@ def test_the_door_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM)
 
     def kill() -> None:
         watcher.busy()
-        (door,) = [each for each in ray.util.list_named_actors(True) if "#Door#" in each["name"]]
-        ray.kill(ray.get_actor(door["name"], namespace=door["namespace"]))
+        (ingress,) = [each for each in ray.util.list_named_actors(True) if "#Ingress#" in each["name"]]
+        ray.kill(ray.get_actor(ingress["name"], namespace=ingress["namespace"]))
 
     wanted = expected(llm, asked)
     for (tokens, text, _, error), (all_tokens, all_text, *_) in zip(
@@ -158,9 +158,11 @@ def test_the_door_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM)
         again[:] = asyncio.run(damage_while_streaming(lambda: None, asked))
         return all(error is None for *_, error in again)
 
-    until(answered, "the return of the door")
+    until(answered, "the return of the ingress")
     assert again == wanted
-    until(lambda: not any(watcher.visit(name, running) for name in watcher.names()), "the end of a dead door's calls")
+    until(
+        lambda: not any(watcher.visit(name, running) for name in watcher.names()), "the end of a dead ingress's calls"
+    )
 
 
 def test_a_client_that_leaves_frees_its_slots(watcher: Any) -> None:

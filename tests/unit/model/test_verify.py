@@ -167,7 +167,7 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
         seq_lens=torch.tensor([9, 3, 8], dtype=torch.int32),
         prefix_lens=torch.tensor([6, 2, 4], dtype=torch.int32),
         out_cache_loc=torch.arange(20, 28, dtype=torch.int32),
-        adapter_places=np.array([2, -1, 0], dtype=np.int32),
+        adapter_slots=np.array([2, -1, 0], dtype=np.int32),
         only_likeliest=likeliest,
     )
     rows = expand_verify(batch)
@@ -177,16 +177,16 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
     assert torch.equal(rows.input_ids, batch.input_ids)
     assert torch.equal(rows.out_cache_loc, batch.out_cache_loc)
     assert (rows.forward_mode, rows.only_likeliest, rows.size_varies) == (ForwardMode.DECODE, likeliest, True)
-    assert rows.adapter_places.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
+    assert rows.adapter_slots.tolist() == [2, 2, 2, -1, 0, 0, 0, 0]
     assert rows.prefix_lens is None
-    assert expand_verify(replace(batch, adapter_places=None)).adapter_places is None
+    assert expand_verify(replace(batch, adapter_slots=None)).adapter_slots is None
 
 
 def test_as_decode_leaves_all_other_fields_as_they_are() -> None:
     """So that a field that is added to a pass reaches the layers of a VERIFY, too."""
     engine = make_engine()
     batch = Batch.verify(running(engine, [1, 2, 3], [50, 51]), [2, 0], engine.cache)
-    of_decode = {"forward_mode", "req_pool_indices", "seq_lens", "prefix_lens", "adapter_places", "size_varies"}
+    of_decode = {"forward_mode", "req_pool_indices", "seq_lens", "prefix_lens", "adapter_slots", "size_varies"}
     rows = expand_verify(batch)
     for field in fields(batch):
         assert field.name in of_decode or getattr(rows, field.name) is getattr(batch, field.name), field.name
@@ -213,7 +213,7 @@ def test_a_verify_batch_has_the_newest_tokens_and_the_drafts(page_size: int) -> 
     assert [req.allocated_len for req in reqs] == [-(-end // page_size) * page_size for end in (9, 4, 5)]
     assert [req.num_tokens for req in reqs] == [6, 4, 3], "drafts are no tokens of the request yet"
     assert [req.kv_len for req in reqs] == [5, 3, 2]
-    assert (batch.adapter_places, batch.chunked_req, batch.wants_prompt_logprobs) == (None, None, False)
+    assert (batch.adapter_slots, batch.chunked_req, batch.wants_prompt_logprobs) == (None, None, False)
     assert [int(req.token_ids[req.num_tokens - 1]) for req in reqs] == newest
     engine.check_integrity()
 
