@@ -262,6 +262,10 @@ class Alarms:
             return call()
         except (Alarm, AlarmError):
             return None
+        except RuntimeError as error:  # threading's own, interrupted while a thread starts: "release unlocked lock"
+            if isinstance(error.__context__, self.kind):
+                return None
+            raise
         finally:
             self.armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
