@@ -43,7 +43,7 @@ class RoundedWeights:
 
 
 @pytest.fixture
-def materialize(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Registers RoundedWeights as `rounded`; the names of the layers that it was made for."""
     monkeypatch.setattr(RoundedWeights, "made", [], raising=False)
     monkeypatch.setitem(QUANTIZATIONS, "rounded", RoundedWeights)

@@ -222,7 +222,7 @@ def test_the_rows_of_a_verify_are_the_requests_as_they_will_be() -> None:
     engine = make_engine()
     first, second = running(engine, [1, 2, 3], [50, 51])
     first.token_ids[4:6] = [5, 6]
-    rows = Batch.verify([first, second], [2, 0], engine.cache).choosing
+    rows = Batch.verify([first, second], [2, 0], engine.cache).logits_owners
     assert [row.num_tokens for row in rows] == [4, 5, 6, 3]
     assert [row.num_output_tokens for row in rows] == [1, 2, 3, 1]
     assert [row.drafts for row in rows] == [0, 1, 2, 0]

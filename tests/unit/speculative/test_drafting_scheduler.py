@@ -97,7 +97,7 @@ def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter
     assert engine.last_batch is not None
     assert mode_of(engine) is ForwardMode.VERIFY
     assert engine.last_batch.new_lens.tolist() == [6, 3, 1, 1]
-    assert [len(engine.last_batch.input_ids), len(engine.last_batch.choosing)] == [11, 11]
+    assert [len(engine.last_batch.input_ids), len(engine.last_batch.logits_owners)] == [11, 11]
     assert [len(outputs[i].token_ids) for i in range(4)] == [7, 4, 2, 2]
     assert [outputs[i].finished for i in range(4)] == [False, True, False, True]
     assert engine.scheduler.output_tokens - before == 6 + 3 + 1 + 1
