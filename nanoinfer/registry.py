@@ -87,7 +87,7 @@ def _registered(tree: ast.Module, registry: str) -> list[str]:
 
 
 ATTENTION_BACKENDS: Registry[Any] = Registry("ATTENTION_BACKENDS", "attention_backend", "model.attention.select")
-DRAFTERS: Registry[Any] = Registry("DRAFTERS", "drafter", "speculative.drafters")
+DRAFTERS: Registry[Any] = Registry("DRAFTERS", "drafter", "speculative.load")
 EVICTION_POLICIES: Registry[Any] = Registry("EVICTION_POLICIES", "eviction_policy", "cache.eviction")
 MODEL_FAMILIES: Registry[Any] = Registry("MODEL_FAMILIES", "architecture", "model.families")
 QUANTIZATIONS: Registry[Any] = Registry(
