@@ -17,9 +17,9 @@ def ranks_of(llm: LLM) -> Ranks:
 
 
 def pids_of(llm: LLM) -> list[int]:
-    members = ranks_of(llm).members
-    assert isinstance(members, StartedRanks)
-    return members.pids
+    workers = ranks_of(llm).workers
+    assert isinstance(workers, StartedRanks)
+    return workers.pids
 
 
 def ranks_below(parent: int) -> list[int]:

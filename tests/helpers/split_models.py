@@ -87,7 +87,7 @@ class ThreadCommunicator(Communicator):
         pass  # there is no library
 
 
-class ThreadMembers(Workers):
+class ThreadWorkers(Workers):
     """The other ranks. One that fails leaves the room in which the others wait."""
 
     def __init__(self, room: Room):
@@ -120,12 +120,12 @@ class ThreadMembers(Workers):
 @contextmanager
 def split_llm(path: Path | str, size: int, **options: Any) -> Iterator[LLM]:
     """`LLM(path, tensor_parallel_size=size, **options)`, whose ranks are threads. They have ended afterwards."""
-    members: list[ThreadMembers] = []
+    workers: list[ThreadWorkers] = []
 
     def start(cls: type[Ranks], wanted: int) -> Ranks:
         room = Room(wanted)
-        members.append(ThreadMembers(room))
-        return cls(ThreadCommunicator(room, 0), members[0])
+        workers.append(ThreadWorkers(room))
+        return cls(ThreadCommunicator(room, 0), workers[0])
 
     with patch.object(Ranks, "start", classmethod(start)):
         llm = LLM(path, tensor_parallel_size=size, **options)

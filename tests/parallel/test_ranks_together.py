@@ -16,7 +16,7 @@ from tests.helpers.split_models import (
     Checkpoint,
     Room,
     ThreadCommunicator,
-    ThreadMembers,
+    ThreadWorkers,
     of,
     split_llm,
 )
@@ -93,7 +93,7 @@ def test_messages_of_any_length_arrive() -> None:
     room = Room(2)
     heard: list[bytes] = []
 
-    class Listener(ThreadMembers):
+    class Listener(ThreadWorkers):
         def _run(self, rank: int) -> None:
             communicator = ThreadCommunicator(room, rank)
             heard.extend(communicator.listen() for _ in lengths)
@@ -111,7 +111,7 @@ def test_parts_in_bfloat16_are_added_in_float32() -> None:
     """256 and three times 1: each 1 alone is too small to change it in bfloat16, and together they are not."""
     room, sums = Room(4), dict[int, torch.Tensor]()
 
-    class Adder(ThreadMembers):
+    class Adder(ThreadWorkers):
         def _run(self, rank: int) -> None:
             communicator = ThreadCommunicator(room, rank)
             with communicator.together():
