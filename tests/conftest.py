@@ -29,12 +29,12 @@ pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as 
 
 SLOW_MARK = "mark.slow"
 
-# In the quick and the slow ring examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
+# In the quick and the slow tests examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
 hypothesis.settings.register_profile(
-    "rings", derandomize=True, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
-hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("rings"), derandomize=False)
-hypothesis.settings.load_profile("rings")
+hypothesis.settings.register_profile("soak", hypothesis.settings.get_profile("fixed"), derandomize=False)
+hypothesis.settings.load_profile("fixed")
 
 
 class _DrawsOfTest:

@@ -1,7 +1,7 @@
-"""Does the quick ring notice when a line of the engine is wrong? `python -m tests.mutations --count 60`.
+"""Does the quick tests notice when a line of the engine is wrong? `python -m tests.mutations --count 60`.
 
 Each trial changes one place of one file (a comparison, a sum, a condition, a number, a call that is left out) in a copy of
-the repository and runs the quick ring there until the first failure: the unit tests first, since they find most. The tests
+the repository and runs the quick tests there until the first failure: the unit tests first, since they find most. The tests
 of the notebooks are left out, because they compare the package's text, which any change changes. What survives is printed
 with its line; some of it cannot be noticed, because the changed line means the same. The trials follow from `--seed`;
 `--state FILE` keeps what is known, so that the same command goes on where it was stopped.
@@ -134,7 +134,7 @@ def chosen(count: int, seed: int, places: list[str]) -> list[Mutation]:
 
 
 def killed_by(mutation: Mutation, copied: Path) -> str | None:
-    """What failed first with this mutation; None when the quick ring passes."""
+    """What failed first with this mutation; None when the quick tests passes."""
     target = copied / mutation.file
     kept = target.read_text()
     target.write_text(mutation.text)

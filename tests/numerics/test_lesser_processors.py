@@ -1,6 +1,6 @@
 """The kernels compiled without some of this CPU's instructions: their tests hold, and 8 and 4 bits give the same numbers.
 
-Where the sources are compiled to the same with these flags as without, there is nothing that the quick ring does not test.
+Where the sources are compiled to the same with these flags as without, there is nothing that the quick tests does not test.
 """
 
 import json

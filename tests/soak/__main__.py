@@ -28,7 +28,7 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
 The others run in a process of their own, and each takes minutes, so that they are rare:
 
 - `tests`: all tests marked `soak`.
-- `examples`: the property tests of the quick ring, with examples that follow from the seed.
+- `examples`: the property tests of the quick tests, with examples that follow from the seed.
 - `ranks`: split models, of each of which a random process is killed at a random moment.
 - `server`, only if asked for: half a minute of mixed traffic against a server, and a SIGTERM. `python -m
   tests.soak.traffic` does it for longer, and has options.
@@ -102,7 +102,7 @@ def run_tests(seed: int) -> Counter[str]:
 
 
 def run_examples(seed: int) -> Counter[str]:
-    """The quick tests that use hypothesis (it marks them so), with other examples than in the quick ring."""
+    """The quick tests that use hypothesis (it marks them so), with other examples than in the quick tests."""
     return _pytest(seed, "-m", "hypothesis and not slow and not soak", *files_with_examples())
 
 

@@ -1,4 +1,4 @@
-"""In the quick and the slow ring nothing is left to chance."""
+"""In the quick and the slow tests nothing is left to chance."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""No test of the quick and the slow ring depends on how fast a machine is: rules over the syntax trees of all tests.
+"""No test of the quick and the slow tests depends on how fast a machine is: rules over the syntax trees of all tests.
 
 Seconds that the engine or the server under test gets (`timeout_s=`, `drain_timeout_s=` and so on) are no patience of the
 test, and are not looked at. Nor does a test replace `time.monotonic` or `os.getpid` for all threads: others may use it.
