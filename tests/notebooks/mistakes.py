@@ -193,7 +193,7 @@ MISTAKES = [
     ("13.4", "return None if adapter is None else adapter.id, extra_key",
      "return adapter.name if adapter else None, extra_key",
      "finds the K/V of the old one"),
-    ("13.5", "min(idle, key=lambda place: self.used[place])", "idle[0]", "'b' has to go"),
+    ("13.5", "min(idle, key=lambda slot: self.used[slot])", "idle[0]", "'b' has to go"),
     ("13.5", "if each not in in_use]", "]", "a running request uses it|has to wait"),
     ("14.1", "range(len(tokens) - 1, shortest - 1, -1)", "range(len(tokens) - 1, 0, -1)", "no ending of at least"),
     ("14.1", "range(len(tokens) - 1, shortest - 1, -1)", "range(shortest, len(tokens))", "A longer one occurs earlier"),

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from nanoinfer import LLM
 from tests.helpers.servers import Running, sent_events
 
-README = (Path(__file__).parent.parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"
 HI = {"role": "user", "content": "Hi"}
 
@@ -155,14 +155,15 @@ def test_sglangs_frontend_asks_for_the_model_and_says_how_special_tokens_are_sho
 
 
 def test_the_client_prints_a_text(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
+    page = (ROOT / "notebooks" / "handbook" / "server.md").read_text()
+    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     assert ADDRESS in code
-    exec(compile(code.replace(ADDRESS, server.url), "README's client", "exec"), {})
+    exec(compile(code.replace(ADDRESS, server.url), "the client", "exec"), {})
     assert len(capsys.readouterr().out) > 20
 
 
 def test_the_body_that_curl_sends_is_answered(server: Running) -> None:
-    (path, body) = re.findall(rf"curl {ADDRESS}(\S+) -H .* -d '(.*)'", README)[0]
+    (path, body) = re.findall(rf"curl {ADDRESS}(\S+) -H .* -d '(.*)'", (ROOT / "README.md").read_text())[0]
     answer = server.post(path, json.loads(body))
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["text"]
