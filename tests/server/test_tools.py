@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.requests.chat import render_chat
 from tests.helpers.real_tokenizers import real_tokenizer
 from tests.helpers.scripted_checkpoint import make
 from tests.helpers.servers import ask, patient_app, running, sent_events
@@ -357,3 +358,33 @@ def test_three_rounds_of_calls(real: LLM, tiny_client: openai.OpenAI) -> None:
         (wanted,) = real.chat(dumped, greedy(8, ignore_eos=True), chat_template_kwargs=more)
         assert made.choices[0].message.content == wanted.text
         assert made.choices[0].finish_reason == "length"
+
+
+@pytest.mark.slow
+def test_what_a_template_refuses_stays_refused(real: LLM, tiny_client: openai.OpenAI) -> None:
+    messages: list[Any] = [*START, CALLS, {"role": "tool", "tool_call_id": "call_1", "content": "21"}]
+    if "raise_exception" not in real.tokenizer.hf_tokenizer.chat_template:
+        assert render_chat(real.tokenizer.hf_tokenizer, messages)
+        return
+    with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+        tiny_client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
+    with pytest.raises(ValueError, match="roles must alternate"):
+        real.chat(messages, greedy(2))
+
+
+@pytest.mark.slow
+def test_tools_are_shown_as_transformers_shows_them(real: LLM, tiny_client: openai.OpenAI) -> None:
+    tokenizer = real.tokenizer.hf_tokenizer
+    text = tokenizer.apply_chat_template(START, tools=SHOWN, tokenize=False, add_generation_prompt=True)
+    assert render_chat(tokenizer, START, {"tools": SHOWN}) == text
+    if "<tool_call>" in tokenizer.chat_template:
+        made = tiny_client.chat.completions.create(
+            model="tiny", messages=START, tools=SENT, max_tokens=1, extra_body={"return_token_ids": True}
+        )
+        assert tokenizer.decode(made.choices[0].prompt_token_ids) == text
+
+
+@pytest.mark.slow
+def test_a_developer_is_the_system(real: LLM) -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, START[1]]
+    assert render_chat(real.tokenizer.hf_tokenizer, messages) == render_chat(real.tokenizer.hf_tokenizer, START)
