@@ -94,7 +94,7 @@ QUANTIZATIONS: Registry[Any] = Registry(
     "QUANTIZATIONS",
     "quantization",
     *("model.layers.linear_weights", "model.layers.int8_weights", "model.layers.int4_weights"),
-    hint="; quantized checkpoints are not supported, use the original",
+    hint="; a checkpoint of GPTQ, AWQ, compressed-tensors or FP8 is read without it",
 )
 KV_STORAGES: Registry[Any] = Registry(
     "KV_STORAGES",

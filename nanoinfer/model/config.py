@@ -10,15 +10,15 @@ import torch
 from nanoinfer.device import resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.families import find_family, infer_architecture
-from nanoinfer.model.other_formats import QUANTIZE_CONFIG, unsupported_kind
+from nanoinfer.model.other_formats import unsupported_kind
 from nanoinfer.model.plain_config import PlainConfig, is_end_token, read_plain_config
+from nanoinfer.model.quantized_checkpoint import checkpoint_format
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
-INSTEAD_OF_QUANTIZED = "load the original weights, with quantization='int4' or 'int8'"
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class ModelConfig:
             raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
         try:
             config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
-            if (path / QUANTIZE_CONFIG).is_file():
-                raise UnsupportedModelError(f"{QUANTIZE_CONFIG}: {INSTEAD_OF_QUANTIZED}")
+            checkpoint_format(path)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path}: {unsupported_kind(path / 'config.json')}{error}") from error
         end_tokens = _generation_end_tokens(path)
@@ -92,8 +91,6 @@ class ModelConfig:
         why each family itself reads what not all of them have. `rope_parameters`: given if they are not
         `hf.rope_parameters`. `activation` is read from `hf.hidden_act` unless `fields` has it.
         """
-        if getattr(hf, "quantization_config", None):
-            raise UnsupportedModelError(f"quantization_config: {INSTEAD_OF_QUANTIZED}")
         if getattr(hf, "is_causal", None) is False:
             raise UnsupportedModelError("is_causal=False: must be True, the engine's masks are causal")
         heads, kv_heads = hf.num_attention_heads, hf.num_key_value_heads or hf.num_attention_heads

@@ -12,7 +12,6 @@ NO_MODEL = (
     "consolidated",
     "adapter_",
 )  # safetensors files that begin so: the weights in Mistral's own format, an adapter
-QUANTIZE_CONFIG = "quantize_config.json"  # AutoGPTQ writes it beside a config.json that need not say anything of it
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # numbers in a config.json
 ONLY = "only safetensors checkpoints are supported, folders with config.json and model.safetensors"
 
@@ -48,16 +47,11 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def unsupported_kind(config: Path) -> str:
-    """What kind of model the file `config`, a config.json, and AutoGPTQ's file beside it describe, if it is one of those
-    that nobody can serve here, as the beginning of a message; empty if it is none of them."""
+    """What kind of model the file `config`, a config.json, describes, if it is one of those that nobody can serve here, as
+    the beginning of a message; empty if it is none of them."""
     raw = read_object(config) or {}
     said = {**raw, **(raw["text_config"] if isinstance(raw.get("text_config"), dict) else {})}
     kinds = []
-    if quantized := said.get("quantization_config"):
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        kinds.append(f"quantized with {method or 'an unknown method'}")
-    elif (beside := config.with_name(QUANTIZE_CONFIG)).is_file():
-        kinds.append(f"quantized with {(read_object(beside) or {}).get('quant_method') or 'gptq'}")
     served = {*map(str, raw.get("architectures") or ())} & MODEL_FAMILIES.keys()
     if not served and any(isinstance(said.get(field), int) and said[field] > 1 for field in EXPERTS):
         kinds.append("a mixture of experts")

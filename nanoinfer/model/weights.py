@@ -1,11 +1,12 @@
 """Loads parameters from safetensors files, strictly: every tensor must be used and every parameter filled."""
 
 import json
+import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +15,10 @@ from torch import nn
 from nanoinfer.errors import WeightMismatchError
 from nanoinfer.model.layers.linear import FusedLinear
 from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
+from nanoinfer.model.quantized_checkpoint import OTHER_PARTS, WEIGHT_PARTS, CheckpointFormat, checkpoint_format
 from nanoinfer.model.split import Cut, cut_of
+
+logger = logging.getLogger("nanoinfer.model")
 
 SHARD = re.compile(r"(.*-)(\d+)(-of-(\d+)\.safetensors)")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -35,10 +39,11 @@ class Target:
         own = [self.end - self.start, *self.parameter.shape[1:]]
         return own if self.cut is None else self.cut.whole_shape(own)
 
-    def fill(self, tensors: safe_open, name: str) -> None:
-        """Copy the tensor `name` of an open file to where it goes. Of a cut one, no more is read than is kept."""
+    def fill(self, source: Any) -> None:
+        """Copy `source`, a tensor or a slice of an open file, to where it goes. Of a cut one, no more is read than is
+        kept."""
         rows = self.parameter[self.start : self.end]
-        rows.copy_(tensors.get_tensor(name) if self.cut is None else self.cut.of(tensors.get_slice(name), rows.ndim))
+        rows.copy_(source[...] if self.cut is None else self.cut.of(source, rows.ndim))
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,36 @@ class Stored:
     def read(self) -> torch.Tensor:
         with _open(self.file) as tensors:
             return tensors.get_tensor(self.name)
+
+
+@dataclass(frozen=True)
+class StoredQuantized:
+    """A weight that a checkpoint stores in several tensors, its `parts`, in a format of quantized weights."""
+
+    format: CheckpointFormat
+    parts: Mapping[str, Stored]
+
+    @property
+    def main(self) -> str:
+        """The one of WEIGHT_PARTS that it has."""
+        return next(part for part in WEIGHT_PARTS if part in self.parts)
+
+    @property
+    def file(self) -> Path:
+        return self.parts[self.main].file
+
+    @property
+    def shape(self) -> list[int]:
+        return self.format.shape(self.main, self.parts[self.main].shape)
+
+    dtype: ClassVar[str] = "F32"
+
+    def read(self) -> torch.Tensor:
+        try:
+            return self.format.decode({part: stored.read() for part, stored in self.parts.items()}).dequantize()
+        except (KeyError, IndexError, RuntimeError, ValueError, StopIteration) as error:
+            name = self.parts[self.main].name
+            raise WeightMismatchError(f"{self.file}: {name} is not as {self.format.name} has it: {error!r}") from error
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -83,11 +118,15 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
+    if quantized := [stored for stored in where.values() if isinstance(stored, StoredQuantized)]:
+        logger.warning(
+            "%s: %d weights in the format %s become plain ones", path, len(quantized), quantized[0].format.name
+        )
     for file in dict.fromkeys(stored.file for stored in where.values()):
         with _open(file) as tensors:
             for name, stored in where.items():
                 if stored.file == file and name in targets:
-                    targets[name].fill(tensors, stored.name)
+                    targets[name].fill(tensors.get_slice(stored.name) if isinstance(stored, Stored) else stored.read())
 
 
 def has_own_head(path: str | Path) -> bool:
@@ -129,8 +168,38 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
     return targets
 
 
-def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Stored], list[str]]:
+def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Stored | StoredQuantized], list[str]]:
     """What the checkpoint stores, by the names that a model with parameters `names` has for it; and what is there twice."""
+    where, problems = _tensors_in_files(path, names)
+    quantized = checkpoint_format(path)
+    return (dict(where) if quantized is None else _with_quantized(where, quantized, names)), problems
+
+
+def _with_quantized(
+    where: dict[str, Stored], quantized: CheckpointFormat, names: Collection[str]
+) -> dict[str, Stored | StoredQuantized]:
+    """`where`, with one weight in place of the tensors that are its parts."""
+    by_layer: dict[str, dict[str, Stored]] = {}
+    for name, stored in where.items():
+        layer, _, part = name.rpartition(".")
+        if part in (*WEIGHT_PARTS, *OTHER_PARTS):
+            by_layer.setdefault(layer, {})[part] = stored
+    merged: dict[str, Stored | StoredQuantized] = dict(where)
+    for layer, parts in by_layer.items():
+        if parts.keys() <= {"weight"}:
+            continue  # one that was not quantized
+        for part in parts:
+            del merged[f"{layer}.{part}"]
+        if not parts.keys().isdisjoint(WEIGHT_PARTS):
+            merged[f"{layer}.weight"] = StoredQuantized(quantized, parts)
+        bias = where.get(f"{layer}.bias")  # AutoGPTQ writes one for every layer
+        if bias is not None and f"{layer}.bias" not in names and not bias.read().any():
+            del merged[f"{layer}.bias"]
+    return merged
+
+
+def _tensors_in_files(path: Path, names: Collection[str]) -> tuple[dict[str, Stored], list[str]]:
+    """The tensors of all files."""
     where: dict[str, Stored] = {}
     problems = []
     for file in _checkpoint_files(path):
@@ -173,9 +242,11 @@ def _all_shards(names: list[str]) -> list[str]:
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of the first tensor of the checkpoint in the directory `path`, for configs that do not name one."""
+    """The dtype of the first tensor of the checkpoint in the directory `path` that is not quantized, for configs that do
+    not name one."""
     with _open(_checkpoint_files(Path(path))[0]) as tensors:
-        return tensors.get_tensor(next(iter(tensors.keys()))).dtype
+        dtypes = (tensors.get_tensor(name).dtype for name in tensors.keys())  # noqa: SIM118
+        return next((dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize > 1), torch.bfloat16)
 
 
 def _open(file: Path) -> safe_open:

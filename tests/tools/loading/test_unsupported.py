@@ -112,9 +112,6 @@ def test_what_a_family_does_not_implement_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "desc_act": True}}, "quantized with gptq"),
-        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, "quantized with fp8"),
-        ({"quantization_config": {"bits": 4}}, "quantized with an unknown method"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "a mixture of experts"),
         ({"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}, "a model with vision"),
     ],
@@ -124,15 +121,4 @@ def test_a_kind_of_model_that_is_refused_is_named_with_its_folder(
 ) -> None:
     path = edited(checkpoint("llama"), tmp_path / "other", **changes)
     with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: is {kind}"):
-        LLM(path)
-
-
-@pytest.mark.parametrize(("said", "method"), [('{"bits": 4, "quant_method": "awq"}', "awq"), ("{", "gptq")])
-def test_a_quantization_that_only_a_file_beside_the_config_tells_of_is_named_with_its_folder(
-    said: str, method: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    """AutoGPTQ's quantize_config.json; its config.json has no quantization_config."""
-    path = edited(checkpoint("llama"), tmp_path / "gptq")
-    (path / "quantize_config.json").write_text(said)
-    with pytest.raises(UnsupportedModelError, match=f"^{re.escape(str(path))}: is quantized with {method}"):
         LLM(path)
