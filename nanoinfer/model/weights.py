@@ -1,11 +1,14 @@
-"""Loads parameters from safetensors files, strictly: every tensor must be used and every parameter filled."""
+"""Loads parameters from a checkpoint's files, strictly: every tensor must be used and every parameter filled.
+
+A checkpoint is what StoredTensors it has: those of safetensors files, found here, or those of a GGUF file (see gguf.py).
+"""
 
 import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +18,7 @@ from nanoinfer.errors import WeightMismatchError
 from nanoinfer.model.layers.linear import FusedLinear
 from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
 from nanoinfer.model.split import Cut, cut_of
+from nanoinfer.requests.gguf_header import SUFFIX
 
 SHARD = re.compile(r"(.*-)(\d+)(-of-(\d+)\.safetensors)")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -35,28 +39,52 @@ class Target:
         own = [self.end - self.start, *self.parameter.shape[1:]]
         return own if self.cut is None else self.cut.whole_shape(own)
 
-    def fill(self, tensors: safe_open, name: str) -> None:
-        """Copy the tensor `name` of an open file to where it goes. Of a cut one, no more is read than is kept."""
+    def fill(self, stored: "StoredTensor") -> None:
+        """Copy a tensor of a checkpoint to where it goes. Of a cut one, no more is read than is kept, if that can be."""
         rows = self.parameter[self.start : self.end]
-        rows.copy_(tensors.get_tensor(name) if self.cut is None else self.cut.of(tensors.get_slice(name), rows.ndim))
+        rows.copy_(stored.read() if self.cut is None else self.cut.of(stored.slices(), rows.ndim))
+
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint. `dtype`: a name, as safetensors has them, of what `read` returns."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def dtype(self) -> str: ...
+    def read(self) -> torch.Tensor: ...
+    def slices(self) -> Any:
+        """What gives a part of the tensor when it is indexed."""
+        ...
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor of a checkpoint: the file that it is in, and its name there."""
+class SafeTensor:
+    """A StoredTensor of an open safetensors file, where its name is `name`."""
 
     file: Path
+    tensors: safe_open
     name: str
-    shape: list[int]
-    dtype: str
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.slices().get_shape())
+
+    @property
+    def dtype(self) -> str:
+        return str(self.slices().get_dtype())
 
     def read(self) -> torch.Tensor:
-        with _open(self.file) as tensors:
-            return tensors.get_tensor(self.name)
+        return self.tensors.get_tensor(self.name)
+
+    def slices(self) -> Any:
+        return self.tensors.get_slice(self.name)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Fill `model`'s parameters in place from the safetensors files in the directory `path`.
+    """Fill `model`'s parameters in place from the safetensors files in the directory `path`, or from the GGUF file `path`.
 
     A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
     the embedding, as the head, or as both (see `has_own_head`).
@@ -83,11 +111,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
-    for file in dict.fromkeys(stored.file for stored in where.values()):
-        with _open(file) as tensors:
-            for name, stored in where.items():
-                if stored.file == file and name in targets:
-                    targets[name].fill(tensors, stored.name)
+    for name, target in targets.items():
+        target.fill(where[name])
 
 
 def has_own_head(path: str | Path) -> bool:
@@ -129,18 +154,22 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
     return targets
 
 
-def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Stored], list[str]]:
+def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, StoredTensor], list[str]]:
     """What the checkpoint stores, by the names that a model with parameters `names` has for it; and what is there twice."""
-    where: dict[str, Stored] = {}
+    if path.suffix == SUFFIX:
+        from nanoinfer.model.gguf import gguf_tensors
+
+        return dict(gguf_tensors(path, names)), []
+    where: dict[str, StoredTensor] = {}
     problems = []
     for file in _checkpoint_files(path):
-        with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
-                tensor, whole = tensors.get_slice(name), f"model.{name}"
-                known_as = whole if whole in names and name not in names else name
-                if known_as in where:
-                    problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
-                where[known_as] = Stored(file, name, tensor.get_shape(), tensor.get_dtype())
+        tensors = _open(file)
+        for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
+            whole = f"model.{name}"
+            known_as = whole if whole in names and name not in names else name
+            if known_as in where:
+                problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
+            where[known_as] = SafeTensor(file, tensors, name)
     return where, problems
 
 
@@ -173,7 +202,12 @@ def _all_shards(names: list[str]) -> list[str]:
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of the first tensor of the checkpoint in the directory `path`, for configs that do not name one."""
+    """The dtype of the first tensor of the checkpoint in the directory `path`, for configs that do not name one; of a GGUF
+    file, the one to which its tensors are decoded."""
+    if Path(path).suffix == SUFFIX:
+        from nanoinfer.model.gguf import decoded_dtype
+
+        return decoded_dtype(Path(path))
     with _open(_checkpoint_files(Path(path))[0]) as tensors:
         return tensors.get_tensor(next(iter(tensors.keys()))).dtype
 
