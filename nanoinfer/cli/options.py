@@ -62,7 +62,9 @@ def add_engine_options(parser: argparse.ArgumentParser, but: Sequence[str] = ())
     """Options for LLM, all but those in `but`: its model and what `llm_options` reads."""
     group = parser.add_argument_group("engine")
     if "model" not in but:
-        group.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name (story)")
+        group.add_argument(
+            "--model", default="story", help="bundled name, checkpoint folder, GGUF file, Hub name (story)"
+        )
     for name, settings in (LLM_OPTIONS | _settings(EngineConfig)).items():
         if name not in but:
             _add(group, name, settings)

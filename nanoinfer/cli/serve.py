@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Serves a model with OpenAI's protocol. Ctrl-C or SIGTERM: requests that are being served are finished first."
     )
     parser.add_argument(
-        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint directory or Hub name (story)"
+        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint folder, GGUF file, Hub name (story)"
     )
     parser.add_argument("--model", help="the same as MODEL")
     group = parser.add_argument_group("server")

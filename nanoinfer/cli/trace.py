@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {  # of its LLM: so tight that there are chunks, evic
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("prompt", nargs="*", help="texts to continue, all at the same time (default: an example)")
-    parser.add_argument("--model", default="story", help="bundled name, checkpoint directory or Hub name (story)")
+    parser.add_argument("--model", default="story", help="bundled name, checkpoint folder, GGUF file, Hub name (story)")
     parser.add_argument("--max-new-tokens", "--max-tokens", type=int, default=24, help="for each prompt (default: 24)")
     for flag, about in (
         ("--load", "serve nothing: open a trace that --json, Trace.save or the server's page wrote"),

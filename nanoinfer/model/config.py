@@ -15,6 +15,7 @@ from nanoinfer.model.plain_config import PlainConfig, is_end_token, read_plain_c
 from nanoinfer.model.quantized_checkpoint import checkpoint_format
 from nanoinfer.model.rope import RopeScaling, read_rope_scaling
 from nanoinfer.registry import MODEL_FAMILIES
+from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
@@ -58,11 +59,19 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
-        """Read `config.json` (and the end tokens of `generation_config.json`) from a local checkpoint directory.
+        """Read `config.json` (and the end tokens of `generation_config.json`) from a local checkpoint directory, or what a
+        GGUF file says.
 
         Raises FileNotFoundError without `config.json`, UnsupportedModelError naming the folder and what is not supported.
         """
         path = Path(path)
+        if path.suffix == SUFFIX:
+            from nanoinfer.model.gguf_config import read_gguf_config
+
+            try:
+                return cls.from_hf_config(read_gguf_config(path))
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"{path}: {error}") from error
         if not (path / "config.json").is_file():
             raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
         try:

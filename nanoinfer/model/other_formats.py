@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from nanoinfer.registry import MODEL_FAMILIES
+from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_object
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -13,32 +14,42 @@ NO_MODEL = (
     "adapter_",
 )  # safetensors files that begin so: the weights in Mistral's own format, an adapter
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # numbers in a config.json
-ONLY = "only safetensors checkpoints are supported, folders with config.json and model.safetensors"
+ONLY = "must be a GGUF file, or a folder with config.json and model.safetensors"
 
 
-def refuse_file(path: Path) -> None:
-    """Raise a FileNotFoundError for the file `path`, given instead of a folder; it says what to do."""
+def check_file(path: Path) -> Path:
+    """The file `path` if it is a GGUF file, else a FileNotFoundError that says what to do."""
+    if path.suffix == SUFFIX:
+        return path
     raise FileNotFoundError(f"model {str(path)!r}: is a file; give the folder that it is in ({ONLY})")
 
 
-def check_folder(path: Path) -> None:
-    """FileNotFoundError when the folder `path` holds git-LFS pointers, an adapter, or weights in another format. It says
-    how to get a checkpoint from them. Only reads file names and the start of small files."""
+def check_folder(path: Path) -> Path:
+    """The folder `path`, or the only GGUF file in it. FileNotFoundError when it holds git-LFS pointers, an adapter, several
+    GGUF files, or weights in another format. It says how to get a checkpoint from them. Only reads file names and the start
+    of small files."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     if problem := pointer_problem(files):
         raise FileNotFoundError(f"{path}: {problem}")
     if weight_files(path) or (path / INDEX).exists():
-        return
+        return path
     if (path / "adapter_config.json").is_file():
         raise FileNotFoundError(
             f"{path}: is an adapter (PEFT), without the model; load the model and give it the adapter: "
             f"LLM(model, adapters={{'name': {str(path)!r}}})"
         )
-    if others := [file.name for file in files if file.suffix in (".gguf", *PICKLED) and _is_of_weights(file)]:
+    match [file for file in files if file.suffix == SUFFIX]:
+        case [file]:
+            return file
+        case [_, _, *_] as several:
+            names = ", ".join(file.name for file in several)
+            raise FileNotFoundError(f"{path}: has several GGUF files; give one of them: {names}")
+    if others := [file.name for file in files if file.suffix in PICKLED and _is_of_weights(file)]:
         raise FileNotFoundError(
             f"{path}: has weights in {others[0]}; {ONLY}; transformers can read many formats (from_pretrained), and writes "
             "such a folder (save_pretrained)"
         )
+    return path
 
 
 def weight_files(path: Path) -> list[Path]:

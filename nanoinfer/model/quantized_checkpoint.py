@@ -7,14 +7,14 @@ In each of these formats a Linear's weight is several tensors: numbers of a few 
 Here they become floating-point numbers again, in float32. Activations stay precise, whatever the checkpoint says of them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from nanoinfer.errors import UnsupportedModelError
+from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.requests.tokenizer_files import read_object
 
 QUANTIZE_CONFIG = "quantize_config.json"  # AutoGPTQ writes it beside a config.json that need not say anything of it
@@ -63,6 +63,60 @@ class CheckpointFormat:
         if part == "qweight":
             return [columns * self.per_word, rows] if self.name == "AWQ" else [columns, rows * self.per_word]
         return [rows, columns * self.per_word]
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A StoredTensor (see weights.py) that a checkpoint has as several, its `parts`, StoredTensors, too."""
+
+    format: CheckpointFormat
+    parts: Mapping[str, Any]
+    dtype: ClassVar[str] = "F32"
+
+    @property
+    def file(self) -> Path:
+        return self.parts[self._main].file
+
+    @property
+    def shape(self) -> list[int]:
+        return self.format.shape(self._main, self.parts[self._main].shape)
+
+    @property
+    def _main(self) -> str:
+        return next(part for part in WEIGHT_PARTS if part in self.parts)
+
+    def read(self) -> torch.Tensor:
+        """Float32. WeightMismatchError if parts are missing or do not fit together."""
+        try:
+            return self.format.decode({part: stored.read() for part, stored in self.parts.items()}).dequantize()
+        except (KeyError, IndexError, RuntimeError, ValueError, StopIteration) as error:
+            name = getattr(self.parts[self._main], "name", "")
+            raise WeightMismatchError(f"{self.file}: {name} is not as {self.format.name} has it: {error!r}") from error
+
+    def slices(self) -> torch.Tensor:
+        return self.read()
+
+
+def join_parts(where: Mapping[str, Any], quantized: CheckpointFormat, names: Collection[str]) -> dict[str, Any]:
+    """A checkpoint's tensors `where`, with one QuantizedTensor in place of those that are its parts. `names`: those that
+    the model has parameters for."""
+    layers: dict[str, dict[str, Any]] = {}
+    for name, stored in where.items():
+        layer, _, part = name.rpartition(".")
+        if part in (*WEIGHT_PARTS, *OTHER_PARTS):
+            layers.setdefault(layer, {})[part] = stored
+    joined = dict(where)
+    for layer, parts in layers.items():
+        if parts.keys() == {"weight"}:
+            continue  # it was not quantized
+        for part in parts:
+            del joined[f"{layer}.{part}"]
+        if not parts.keys().isdisjoint(WEIGHT_PARTS):
+            joined[f"{layer}.weight"] = QuantizedTensor(quantized, parts)
+        bias = f"{layer}.bias"  # AutoGPTQ writes one for every layer
+        if bias in joined and bias not in names and not joined[bias].read().any():
+            del joined[bias]
+    return joined
 
 
 def checkpoint_format(path: Path) -> CheckpointFormat | None:

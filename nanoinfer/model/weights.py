@@ -1,12 +1,15 @@
-"""Loads parameters from safetensors files, strictly: every tensor must be used and every parameter filled."""
+"""Loads parameters from a checkpoint's files, strictly: every tensor must be used and every parameter filled.
+
+A checkpoint is what StoredTensors it has: those of safetensors files, found here, or those of a GGUF file (see gguf.py).
+"""
 
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,8 +18,9 @@ from torch import nn
 from nanoinfer.errors import WeightMismatchError
 from nanoinfer.model.layers.linear import FusedLinear
 from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
-from nanoinfer.model.quantized_checkpoint import OTHER_PARTS, WEIGHT_PARTS, CheckpointFormat, checkpoint_format
+from nanoinfer.model.quantized_checkpoint import QuantizedTensor, checkpoint_format, join_parts
 from nanoinfer.model.split import Cut, cut_of
+from nanoinfer.requests.gguf_header import SUFFIX
 
 logger = logging.getLogger("nanoinfer.model")
 
@@ -39,59 +43,52 @@ class Target:
         own = [self.end - self.start, *self.parameter.shape[1:]]
         return own if self.cut is None else self.cut.whole_shape(own)
 
-    def fill(self, source: Any) -> None:
-        """Copy `source`, a tensor or a slice of an open file, to where it goes. Of a cut one, no more is read than is
-        kept."""
+    def fill(self, stored: "StoredTensor") -> None:
+        """Copy a tensor of a checkpoint to where it goes. Of a cut one, no more is read than is kept, if that can be."""
         rows = self.parameter[self.start : self.end]
-        rows.copy_(source[...] if self.cut is None else self.cut.of(source, rows.ndim))
+        rows.copy_(stored.read() if self.cut is None else self.cut.of(stored.slices(), rows.ndim))
+
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint. `dtype`: a name, as safetensors has them, of what `read` returns."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def dtype(self) -> str: ...
+    def read(self) -> torch.Tensor: ...
+    def slices(self) -> Any:
+        """What gives a part of the tensor when it is indexed."""
+        ...
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor of a checkpoint: the file that it is in, and its name there."""
+class SafeTensor:
+    """A StoredTensor of an open safetensors file, where its name is `name`."""
 
     file: Path
+    tensors: safe_open
     name: str
-    shape: list[int]
-    dtype: str
-
-    def read(self) -> torch.Tensor:
-        with _open(self.file) as tensors:
-            return tensors.get_tensor(self.name)
-
-
-@dataclass(frozen=True)
-class StoredQuantized:
-    """A weight that a checkpoint stores in several tensors, its `parts`, in a format of quantized weights."""
-
-    format: CheckpointFormat
-    parts: Mapping[str, Stored]
-
-    @property
-    def main(self) -> str:
-        """The one of WEIGHT_PARTS that it has."""
-        return next(part for part in WEIGHT_PARTS if part in self.parts)
-
-    @property
-    def file(self) -> Path:
-        return self.parts[self.main].file
 
     @property
     def shape(self) -> list[int]:
-        return self.format.shape(self.main, self.parts[self.main].shape)
+        return list(self.slices().get_shape())
 
-    dtype: ClassVar[str] = "F32"
+    @property
+    def dtype(self) -> str:
+        return str(self.slices().get_dtype())
 
     def read(self) -> torch.Tensor:
-        try:
-            return self.format.decode({part: stored.read() for part, stored in self.parts.items()}).dequantize()
-        except (KeyError, IndexError, RuntimeError, ValueError, StopIteration) as error:
-            name = self.parts[self.main].name
-            raise WeightMismatchError(f"{self.file}: {name} is not as {self.format.name} has it: {error!r}") from error
+        return self.tensors.get_tensor(self.name)
+
+    def slices(self) -> Any:
+        return self.tensors.get_slice(self.name)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Fill `model`'s parameters in place from the safetensors files in the directory `path`.
+    """Fill `model`'s parameters in place from the safetensors files in the directory `path`, or from the GGUF file `path`.
 
     A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
     the embedding, as the head, or as both (see `has_own_head`).
@@ -118,15 +115,10 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
-    if quantized := [stored for stored in where.values() if isinstance(stored, StoredQuantized)]:
-        logger.warning(
-            "%s: %d weights in the format %s become plain ones", path, len(quantized), quantized[0].format.name
-        )
-    for file in dict.fromkeys(stored.file for stored in where.values()):
-        with _open(file) as tensors:
-            for name, stored in where.items():
-                if stored.file == file and name in targets:
-                    targets[name].fill(tensors.get_slice(stored.name) if isinstance(stored, Stored) else stored.read())
+    if quantized := [stored for stored in where.values() if isinstance(stored, QuantizedTensor)]:
+        logger.warning("%s: %d weights of %s become plain ones", path, len(quantized), quantized[0].format.name)
+    for name, target in targets.items():
+        target.fill(where[name])
 
 
 def has_own_head(path: str | Path) -> bool:
@@ -168,49 +160,24 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
     return targets
 
 
-def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Stored | StoredQuantized], list[str]]:
+def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, StoredTensor], list[str]]:
     """What the checkpoint stores, by the names that a model with parameters `names` has for it; and what is there twice."""
-    where, problems = _tensors_in_files(path, names)
-    quantized = checkpoint_format(path)
-    return (dict(where) if quantized is None else _with_quantized(where, quantized, names)), problems
+    if path.suffix == SUFFIX:
+        from nanoinfer.model.gguf import gguf_tensors
 
-
-def _with_quantized(
-    where: dict[str, Stored], quantized: CheckpointFormat, names: Collection[str]
-) -> dict[str, Stored | StoredQuantized]:
-    """`where`, with one weight in place of the tensors that are its parts."""
-    by_layer: dict[str, dict[str, Stored]] = {}
-    for name, stored in where.items():
-        layer, _, part = name.rpartition(".")
-        if part in (*WEIGHT_PARTS, *OTHER_PARTS):
-            by_layer.setdefault(layer, {})[part] = stored
-    merged: dict[str, Stored | StoredQuantized] = dict(where)
-    for layer, parts in by_layer.items():
-        if parts.keys() <= {"weight"}:
-            continue  # one that was not quantized
-        for part in parts:
-            del merged[f"{layer}.{part}"]
-        if not parts.keys().isdisjoint(WEIGHT_PARTS):
-            merged[f"{layer}.weight"] = StoredQuantized(quantized, parts)
-        bias = where.get(f"{layer}.bias")  # AutoGPTQ writes one for every layer
-        if bias is not None and f"{layer}.bias" not in names and not bias.read().any():
-            del merged[f"{layer}.bias"]
-    return merged
-
-
-def _tensors_in_files(path: Path, names: Collection[str]) -> tuple[dict[str, Stored], list[str]]:
-    """The tensors of all files."""
-    where: dict[str, Stored] = {}
+        return dict(gguf_tensors(path, names)), []
+    where: dict[str, StoredTensor] = {}
     problems = []
     for file in _checkpoint_files(path):
-        with _open(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
-                tensor, whole = tensors.get_slice(name), f"model.{name}"
-                known_as = whole if whole in names and name not in names else name
-                if known_as in where:
-                    problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
-                where[known_as] = Stored(file, name, tensor.get_shape(), tensor.get_dtype())
-    return where, problems
+        tensors = _open(file)
+        for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
+            whole = f"model.{name}"
+            known_as = whole if whole in names and name not in names else name
+            if known_as in where:
+                problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
+            where[known_as] = SafeTensor(file, tensors, name)
+    quantized = checkpoint_format(path)
+    return where if quantized is None else join_parts(where, quantized, names), problems
 
 
 def _checkpoint_files(path: Path) -> list[Path]:
@@ -242,8 +209,12 @@ def _all_shards(names: list[str]) -> list[str]:
 
 
 def checkpoint_dtype(path: str | Path) -> torch.dtype:
-    """The dtype of the first tensor of the checkpoint in the directory `path` that is not quantized, for configs that do
-    not name one."""
+    """The dtype of the first tensor that is not quantized in the directory `path`, for configs that do not name one; of a
+    GGUF file, the one to which its tensors are decoded."""
+    if Path(path).suffix == SUFFIX:
+        from nanoinfer.model.gguf import decoded_dtype
+
+        return decoded_dtype(Path(path))
     with _open(_checkpoint_files(Path(path))[0]) as tensors:
         dtypes = (tensors.get_tensor(name).dtype for name in tensors.keys())  # noqa: SIM118
         return next((dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize > 1), torch.bfloat16)

@@ -11,6 +11,7 @@ import numpy as np
 
 from nanoinfer.errors import ContextLengthError
 from nanoinfer.requests.chat import Messages, render_chat
+from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
 from nanoinfer.requests.tool_calls import CallParser, overlap
 
@@ -33,11 +34,16 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer | None":
-        """The tokenizer of a checkpoint directory; None if it has no tokenizer files (the model then serves only ids).
+        """The tokenizer of a checkpoint directory or a GGUF file; None if it has none (the model then serves only ids).
 
         UnsupportedModelError naming the file that cannot be read, or the package needed to read it.
         """
-        hf_tokenizer = read_tokenizer_files(Path(path))
+        if Path(path).suffix == SUFFIX:
+            from nanoinfer.requests.gguf_tokenizer import read_gguf_tokenizer
+
+            hf_tokenizer = read_gguf_tokenizer(Path(path))
+        else:
+            hf_tokenizer = read_tokenizer_files(Path(path))
         return None if hf_tokenizer is None else cls(hf_tokenizer)
 
     @cached_property

@@ -91,7 +91,7 @@ def test_int4_is_the_product_with_the_weights_that_it_keeps(inputs: int, outputs
     assert whole.shape[2] == 32
     assert int(whole.min()) == -8
     assert 6 <= int(whole.max()) <= 7
-    kept = (whole.double() * scale.double()).flatten(1)[:, :inputs]
+    kept = (whole.double() * scale.double()[..., None]).flatten(1)[:, :inputs]
     for rows in ROWS:
         x = random(rows, inputs, dtype=dtype)
         wanted = x.double() @ kept.T + bias.double()
@@ -106,9 +106,40 @@ def test_int4s_scales_fit_better_than_the_largest_weight_alone() -> None:
     whole, scale = quantize(weight)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     simple = (groups / (largest / -8)).round().clamp(-8, 7) * (largest / -8)
-    error, of_simple = ((each - groups).square().sum() for each in (whole * scale.float(), simple))
+    error, of_simple = ((each - groups).square().sum() for each in (whole * scale.float()[..., None], simple))
     assert error < 0.92 * of_simple
-    assert torch.equal(quantize(whole.flatten(1) * 0.5)[0].float() * quantize(whole.flatten(1) * 0.5)[1], whole * 0.5)
+    again, of_again = quantize(whole.flatten(1) * 0.5)
+    assert torch.equal(again * of_again.float()[..., None], whole * 0.5)
+
+
+def in_groups(outputs: int, groups: int, least: int, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random whole numbers, scales and minimums."""
+    generator = torch.Generator().manual_seed(4)
+    whole = torch.randint(least, most + 1, (outputs, groups, 32), generator=generator)
+    scale, minimum = torch.randn(2, outputs, groups, generator=generator).half()
+    return whole, scale, minimum
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_weights_that_come_in_groups_are_used_as_they_are(kind: str, dtype: torch.dtype) -> None:
+    least, most = {"Q4_0": (-8, 7), "Q4_1": (0, 15), "Q8_0": (-127, 127)}[kind]
+    whole, scale, minimum = in_groups(70, 5, least, most)
+    bias = random(70, dtype=dtype, seed=2)
+    kept = whole.double() * scale.double()[..., None] + (minimum.double()[..., None] if kind == "Q4_1" else 0)
+    x = activations(40, 160, dtype)
+    wanted = x.double() @ kept.flatten(1).T + bias.double()
+    tolerance = (4e-3 if dtype is torch.bfloat16 else 2e-6) * x.double().abs() @ kept.flatten(1).abs().T
+    for kernels in (need_cpp(dtype), TorchKernels()):
+        if kind == "Q8_0":
+            weights = Int8Weights.from_groups(whole.to(torch.int8), scale, bias, kernels, "it")
+        else:
+            numbers = whole.to(torch.uint8 if kind == "Q4_1" else torch.int8)
+            weights = Int4Weights.from_groups(numbers, scale, minimum if kind == "Q4_1" else None, bias, kernels, "it")
+        got = weights.multiply(x)
+        assert ((got.double() - wanted).abs() <= tolerance + 0.01 * bias.double().abs()).all()
+        if weights.selection.reason == "":
+            assert torch.equal(got, torch.cat([weights.multiply(part) for part in x.split(3)]))
 
 
 # --- the same bits --------------------------------------------------------------------------------------------------

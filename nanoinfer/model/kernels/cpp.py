@@ -22,6 +22,7 @@ class CppKernels:
     recordable = True  # a Program can be made of their calls
 
     def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
         self._linear, self._linear_argmax = function("linear", dtype), function("linear_argmax", dtype)
         self._gated_linear = {name: function(f"linear_{name}", dtype) for name in ("silu_and_mul", "gelu_tanh_and_mul")}
         self._silu_and_mul, self._gelu_tanh_and_mul = (function(name, dtype) for name in self._gated_linear)

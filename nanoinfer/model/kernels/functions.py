@@ -17,6 +17,7 @@ ARGUMENTS = {
     "linear": "PPPPqqq",
     "int8_linear": "PPPPPqqq",
     "int4_linear": "PPPPPqqq",
+    "int4_minimum_linear": "PPPPPqqq",
     "linear_silu_and_mul": "PPPPPPqqq",
     "linear_gelu_tanh_and_mul": "PPPPPPqqq",
     "low_rank": "PPPPPPPqqq",

@@ -1,18 +1,20 @@
-// y = x W^T + bias with weights in 4 bits: w = scale * q, q whole in -8 .. 7, one scale for each column and group of 32 inputs.
+// y = x W^T + bias with weights in 4 bits. Each column has a scale for every group of 32 inputs, and may have a minimum:
+//
+//     w = scale * q, q whole in -8 .. 7          w = scale * q + minimum, q whole in 0 .. 15
 //
 // x keeps its precision: in each group it is rounded to whole multiples n of a power of two, the largest of which has 14 bits
 // (float32: 22) and a sign. That is finer than what bfloat16 (float32) tells apart beside the group's largest number. The n are
 // cut into bytes, because processors multiply bytes many at a time, and exactly. So their sums are the same bits whatever adds
 // them up, for any number of rows, and
 //
-//     y = sum over the groups, from first to last, of float(sum of q * n) * power * scale + bias        x ~ power * n
+//     y = sum over the groups, from first to last, of float(sum of q * n) * power * scale (+ (sum of x) * minimum) + bias
 //
-// rounds twice per group: once to a float, and once when the group is added to the sum.
+// with x ~ power * n rounds when a group's sum becomes a float (23 bits; 15 need none), and at each addition.
 //
-// Instructions that multiply bytes want one factor without a sign. So W has q + 8, and 8 * (sum of n) is taken off.
+// Instructions that multiply bytes want one factor without a sign. So W has q + 8 where q has one, and 8 * (sum of n) is taken off.
 //
-// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 q + 8 each, then [COLUMNS] scales in
-// bfloat16. The low halves of a word's bytes are the inputs 0, 1, 2, 3 of 8, the high ones 4, 5, 6, 7.
+// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 numbers each, then [COLUMNS] scales in
+// float16, then as many minimums. The low halves of a word's bytes are the inputs 0, 1, 2, 3 of 8, the high ones 4, 5, 6, 7.
 #pragma once
 #include "amx.h"
 #include "bytes.h"
@@ -22,30 +24,33 @@
 
 #if defined(HAS_BYTES)
 constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8, QUADS = INT4_GROUP / 4;
-constexpr long INT4_WORDS = EIGHTS * COLUMNS + COLUMNS / 2;  // of 4 bytes, scales included
-constexpr int INT4_ROWS = 64;                                 // rows that share what was unpacked; their sums stay in L1
+constexpr int INT4_ROWS = 64;  // rows that share what was unpacked; their sums stay in L1
+
+// A group's words of 4 bytes, with scales and minimums
+template <bool MINIMUM> constexpr long INT4_WORDS = EIGHTS * COLUMNS + (MINIMUM ? 2 : 1) * COLUMNS / 2;
 
 // What is read of W asks for what comes 8 groups later, so that it has arrived when it is its turn.
 template <class V> inline V ahead(const void* at) {
-    __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS, 0, 2);
+    __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS<false>, 0, 2);
     return load<V>((const V*)at);
 }
 
-inline Floats scale_of(const uint16_t* bf16) {
+inline Floats from_float16(const uint16_t* halves) {
 #if defined(__AVX512F__)
-    return (Floats)((Ints)_mm512_cvtepu16_epi32(ahead<__m256i>(bf16)) << 16);
+    return (Floats)_mm512_cvtph_ps(ahead<__m256i>(halves));
 #else
-    return (Floats)((Ints)_mm256_cvtepu16_epi32(ahead<__m128i>(bf16)) << 16);
+    return (Floats)_mm256_cvtph_ps(ahead<__m128i>(halves));
 #endif
 }
 
-// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; and 8
-// times the sum of the numbers.
+// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; 8
+// times the sum of the numbers; and the sum of power * number.
 template <int PARTS>
 struct Group {
     int32_t parts[PARTS][QUADS];
     float power;
     int32_t offset;
+    float total;
 };
 
 template <class E> constexpr int PARTS_OF = sizeof(typename E::T) == 2 ? 2 : 3;
@@ -82,6 +87,8 @@ struct Rounding {
     Floats plus_magic(int i) const { return E::get(all + i) * inverse + MAGIC; }
 };
 
+inline int32_t sum_of(Ints v) { int32_t s = 0; for (int lane = 0; lane < LANES; lane++) s += v[lane]; return s; }
+
 template <class E, int PARTS>
 static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
     Rounding<E> rounding(x, size);
@@ -91,24 +98,25 @@ static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
         total += n;
         for (int part = 0; part < PARTS; part++, n = (n + 128) >> 8) store((uint8_t*)to.parts[part] + i, lowest_bytes(n));
     }
-    to.offset = 0;
-    for (int lane = 0; lane < LANES; lane++) to.offset += 8 * total[lane];
+    to.offset = 8 * sum_of(total);
     to.power = rounding.power;
+    to.total = to.offset / 8 * to.power;
 }
 
 typedef uint32_t Unsigned __attribute__((vector_size(LANES * 4)));  // the parts' sums may wrap around on their way to the whole
 
-// sum + scale * (power * the whole sum of a group, from those of its parts)
-template <int PARTS>
+// sum + scale * (power * the whole sum of a group, from those of its parts), less what is too much for a q with a sign
+template <bool SIGNED, int PARTS>
 inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const Group<PARTS>& x) {
     Unsigned whole = (Unsigned)of_parts[PARTS - 1];
 #pragma GCC unroll 2
     for (int part = PARTS - 2; part >= 0; part--) whole = (whole << 8) + (Unsigned)of_parts[part];
-    return multiply_add(__builtin_convertvector((Ints)(whole - (uint32_t)x.offset), Floats) * x.power, scale, sum);
+    if (SIGNED) whole -= (uint32_t)x.offset;
+    return multiply_add(__builtin_convertvector((Ints)whole, Floats) * x.power, scale, sum);
 }
 
 // sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
-template <int M, int PARTS>
+template <bool MINIMUM, int M, int PARTS>
 static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
 #pragma GCC unroll 4
     for (int p = 0; p < COLUMNS; p += LANES) {
@@ -124,28 +132,31 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
                     of_parts[m][part] = dot(dot(of_parts[m][part], low, quads[0] - Ints{}), high, quads[1] - Ints{});
                 }
         }
-        Floats scale = scale_of((const uint16_t*)(words + EIGHTS * COLUMNS) + p);
+        const uint16_t* after = (const uint16_t*)(words + EIGHTS * COLUMNS) + p;
+        Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++) {
-            float* sum = sums + m * COLUMNS + p;
-            store(sum, add_products(load<Floats>(sum), scale, of_parts[m], x[m * stride]));
+            const Group<PARTS>& group = x[m * stride];
+            Floats sum = add_products<!MINIMUM>(load<Floats>(sums + m * COLUMNS + p), scale, of_parts[m], group);
+            if (MINIMUM) sum = multiply_add(minimum, group.total - Floats{}, sum);
+            store(sums + m * COLUMNS + p, sum);
         }
     }
 }
 
 // sums [rows][COLUMNS] += all groups, in order
-template <int PARTS>
+template <bool MINIMUM, int PARTS>
 static void add_all(long rows, long groups, const Group<PARTS>* x, const int32_t* words, float* sums) {
-    for (long g = 0; g < groups; g++, x++, words += INT4_WORDS)
+    for (long g = 0; g < groups; g++, x++, words += INT4_WORDS<MINIMUM>)
         for (long row = 0, n; row < rows; row += n) {
             n = std::min<long>(4, rows - row);
             const Group<PARTS>* from = x + row * groups;
             float* to = sums + row * COLUMNS;
             switch (n) {
-                case 4: add_group<4>(from, groups, words, to); break;
-                case 3: add_group<3>(from, groups, words, to); break;
-                case 2: add_group<2>(from, groups, words, to); break;
-                default: add_group<1>(from, groups, words, to);
+                case 4: add_group<MINIMUM, 4>(from, groups, words, to); break;
+                case 3: add_group<MINIMUM, 3>(from, groups, words, to); break;
+                case 2: add_group<MINIMUM, 2>(from, groups, words, to); break;
+                default: add_group<MINIMUM, 1>(from, groups, words, to);
             }
         }
 }
@@ -155,23 +166,27 @@ constexpr int INT4_AMX_ROWS = 4;  // from so many rows on, tiles of bfloat16 are
 
 // In bfloat16, n has at most 8 bits that are not 0 from first to last, as x has, so that bfloat16 holds power * n. All sums of
 // products in a group have at most 24 bits. So tiles of bfloat16 compute exactly what bytes do. The inputs are put in the order
-// in which `unpack_pairs` finds those of W.
-static void write_group(const uint16_t* x, long size, uint16_t* to) {
+// in which `unpack_pairs` finds those of W. Returns the sum of power * n.
+static float write_group(const uint16_t* x, long size, uint16_t* to) {
     const Ints order = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
     Rounding<BFloat16> rounding(x, size);
+    Floats total = {};
     for (int i = 0; i < INT4_GROUP; i += LANES) {
-        Floats rounded = (rounding.plus_magic(i) - MAGIC) * rounding.power;
-        BFloat16::put(to + i, _mm512_permutexvar_ps((__m512i)order, rounded));
+        Floats n = rounding.plus_magic(i) - MAGIC;
+        total += n;
+        BFloat16::put(to + i, _mm512_permutexvar_ps((__m512i)order, n * rounding.power));
     }
+    return sum(total) * rounding.power;
 }
 
 // panel [16][COLUMNS] pairs of bfloat16: the q of a group, for a tile. A table, read by the lowest 5 bits of all halves of words
 // at once, makes them bfloat16. The fifth belongs to another q: whatever it is, the table says the same.
+template <bool SIGNED>
 static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
-    alignas(64) static const uint16_t TABLE[32] = {
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-    __m512i values = load<__m512i>(TABLE);
+    alignas(64) static const uint16_t TABLE[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                                 0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                                 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};  // -8 .. 15
+    __m512i values = _mm512_broadcast_i64x4(load<__m256i>(TABLE + (SIGNED ? 0 : 8)));
     for (int eight = 0; eight < EIGHTS; eight++)
         for (int c = 0; c < COLUMNS; c += LANES) {
             Ints words = ahead<Ints>(packed + eight * COLUMNS + c);
@@ -182,15 +197,18 @@ static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
 }
 
 // The same as `add_all`, a few groups at a time, so that a tile's sums stay in registers meanwhile.
-static void add_all_amx(long rows, long groups, const uint16_t* x, long stride, const int32_t* words, float* sums) {
+template <bool MINIMUM>
+static void add_all_amx(long rows, long groups, const uint16_t* x, const float* totals, long stride, const int32_t* words,
+                        float* sums) {
+    constexpr long WORDS = INT4_WORDS<MINIMUM>;
     constexpr int TOGETHER = 4;
     alignas(64) uint32_t panels[TOGETHER][TILE_WORDS * COLUMNS];
     alignas(64) float products[TOGETHER][TILE_ROWS * LANES];
     uint8_t height = std::min<long>(rows, TILE_ROWS);  // a last tile that is not full has room below it
     Tiles tiles({height, height, 16, 16, 16, 16, 16, 16});
-    for (long g = 0, count; g < groups; g += count, x += count * INT4_GROUP, words += count * INT4_WORDS) {
+    for (long g = 0, count; g < groups; g += count, x += count * INT4_GROUP, words += count * WORDS) {
         count = std::min<long>(TOGETHER, groups - g);
-        for (int i = 0; i < count; i++) unpack_pairs(words + i * INT4_WORDS, panels[i]);
+        for (int i = 0; i < count; i++) unpack_pairs<!MINIMUM>(words + i * WORDS, panels[i]);
         asm volatile("" ::: "memory");  // the intrinsics do not tell the compiler that they read memory
         for (int p = 0; p < COLUMNS; p += LANES)
             for (long row = 0; row < rows; row += TILE_ROWS) {
@@ -204,9 +222,12 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, long stride, 
                 Floats all[TILE_ROWS];
                 for (int m = 0; m < height; m++) all[m] = load<Floats>(sums + (row + m) * COLUMNS + p);
                 for (int i = 0; i < count; i++) {
-                    Floats scale = scale_of((const uint16_t*)(words + i * INT4_WORDS + EIGHTS * COLUMNS) + p);
-                    for (int m = 0; m < height; m++)
+                    const uint16_t* after = (const uint16_t*)(words + i * WORDS + EIGHTS * COLUMNS) + p;
+                    Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
+                    for (int m = 0; m < height; m++) {
                         all[m] = multiply_add(load<Floats>(products[i] + m * LANES), scale, all[m]);
+                        if (MINIMUM) all[m] = multiply_add(minimum, totals[(row + m) * groups + g + i] - Floats{}, all[m]);
+                    }
                 }
                 for (int m = 0; m < height; m++) store(sums + (row + m) * COLUMNS + p, all[m]);
             }
@@ -216,7 +237,7 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, long stride, 
 
 // x [rows, in], y [rows, out], bias [out up to whole COLUMNS] float32; `room` [rows up to whole tiles, in up to whole groups]
 // words of 4 bytes: where x is written as `add_all` or tiles read it.
-template <class E>
+template <class E, bool MINIMUM>
 static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
                         long in, long out) {
     typedef typename E::T T;
@@ -224,6 +245,8 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
     static_assert(sizeof(G) <= INT4_GROUP * sizeof *room, "`room` is too small");
     long groups = (in + INT4_GROUP - 1) / INT4_GROUP, blocks = (out + COLUMNS - 1) / COLUMNS;
     G* numbers = (G*)room;
+    long stride = groups * INT4_GROUP;
+    float* totals = (float*)((T*)room + (rows + 15) / 16 * 16 * stride);  // for tiles: behind the rows
     bool tiles = false;
 #if defined(HAS_AMX)
     tiles = std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
@@ -234,7 +257,7 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
             long left = in - g * INT4_GROUP;
 #if defined(HAS_AMX)
             if constexpr (std::is_same_v<E, BFloat16>)
-                if (tiles) write_group(from, left, (T*)room + (row * groups + g) * INT4_GROUP);
+                if (tiles) totals[row * groups + g] = write_group(from, left, (T*)room + row * stride + g * INT4_GROUP);
 #endif
             if (!tiles) write_group<E>(from, left, numbers[row * groups + g]);
         }
@@ -242,15 +265,15 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
     for_each(blocks * ((rows + INT4_ROWS - 1) / INT4_ROWS), [&](long item) {
         long block = item % blocks, first = item / blocks * INT4_ROWS, column = block * COLUMNS;
         long n = std::min<long>(INT4_ROWS, rows - first), width = std::min<long>(COLUMNS, out - column);
-        const int32_t* words = packed + block * groups * INT4_WORDS;
+        const int32_t* words = packed + block * groups * INT4_WORDS<MINIMUM>;
         alignas(64) float sums[INT4_ROWS * COLUMNS];
         memset(sums, 0, (n + 15) / 16 * 16 * COLUMNS * sizeof *sums);
 #if defined(HAS_AMX)
-        long stride = groups * INT4_GROUP;
-        if (tiles) add_all_amx(n, groups, (const uint16_t*)room + first * stride, stride, words, sums);
+        if (tiles)
+            add_all_amx<MINIMUM>(n, groups, (const uint16_t*)room + first * stride, totals + first * groups, stride, words, sums);
         else
 #endif
-            add_all(n, groups, numbers + first * groups, words, sums);
+            add_all<MINIMUM>(n, groups, numbers + first * groups, words, sums);
         for (long m = 0; m < n; m++) {
             T *to = y + (first + m) * out + column, part[COLUMNS];
             for (int p = 0; p < COLUMNS; p += LANES)

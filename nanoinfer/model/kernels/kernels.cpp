@@ -34,10 +34,12 @@ FOR_TYPE(BFloat16, bfloat16)
 #endif
 #if defined(HAS_BYTES)
 EXPORT(int8_linear_float32, int8_linear<Float32>)
-EXPORT(int4_linear_float32, int4_linear<Float32>)
+EXPORT(int4_linear_float32, int4_linear<Float32, false>)
+EXPORT(int4_minimum_linear_float32, int4_linear<Float32, true>)
 #if defined(__AVX512BF16__)
 EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
-EXPORT(int4_linear_bfloat16, int4_linear<BFloat16>)
+EXPORT(int4_linear_bfloat16, int4_linear<BFloat16, false>)
+EXPORT(int4_minimum_linear_bfloat16, int4_linear<BFloat16, true>)
 #endif
 #endif
 EXPORT(draw, draw_tokens<Float32>)

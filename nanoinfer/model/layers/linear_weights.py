@@ -74,15 +74,15 @@ DenseWeights.gated = GatedDenseWeights
 QUANTIZATIONS[None] = DenseWeights
 
 
-def cpp_function(name: str, kernels: Kernels, dtype: torch.dtype) -> "tuple[Function | None, str]":
-    """The C++ function `name` for elements of `dtype`, or None and the reason why plain torch has to do its work."""
+def cpp_function(name: str, kernels: Kernels) -> "tuple[Function | None, str]":
+    """The C++ function `name` of these kernels, or None and the reason why plain torch has to do its work."""
     from nanoinfer.model.kernels.cpp import CppKernels  # when it is needed, not with nanoinfer
     from nanoinfer.model.kernels.functions import function
 
     if not isinstance(kernels, CppKernels):
         return None, f"plain torch, since the kernels are {selection_of(kernels)}"
     try:
-        return function(name, dtype), ""
+        return function(name, kernels.dtype), ""
     except KernelsUnavailableError as error:
         return None, f"plain torch, since {error}"
 

@@ -179,6 +179,6 @@ class CppLowRank:
 
 def make_low_rank(linear: Any, kernels: Kernels, slots: int, dtype: torch.dtype, device: torch.device) -> LowRankTable:
     """Room for `slots` adapters of `linear`, a Linear, for the kernels that compute its products."""
-    function, _ = cpp_function("low_rank", kernels, dtype)
+    function, _ = cpp_function("low_rank", kernels)
     sizes = (linear.in_features, linear.out_features, slots, dtype)
     return TorchLowRank(*sizes, device) if function is None else CppLowRank(*sizes, function)

@@ -87,7 +87,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" 
     ("files", "named"),
     [
         ({}, "config.json"),
-        ({"model-Q4_K_M.gguf": b"GGUF"}, "model-Q4_K_M.gguf"),
+        ({"model-Q4_K_M.gguf": b"GGUF", "model-Q8_0.gguf": b"GGUF"}, "model-Q4_K_M.gguf, model-Q8_0.gguf"),
         ({"pytorch_model.bin": b"PK"}, "safetensors"),
         ({"model.pth": b"PK"}, "safetensors"),
         ({"adapter_config.json": b"{", "adapter_model.safetensors": b""}, "LLM(model, adapters"),

@@ -1,0 +1,120 @@
+"""The tensors of a GGUF file, decoded to float32, with the names, the order and the values of the original checkpoint."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
+from nanoinfer.requests.gguf_header import GGUFHeader, TensorInfo, read_header
+
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # the types that are not quantized
+ROPE_FACTORS = "rope_freqs.weight"  # gguf_config.py reads it
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """A StoredTensor of a GGUF file (see weights.py). `kind`: its gguf.GGMLQuantizationType. `heads`: of a query or key
+    projection whose rows are in llama.cpp's order, how many heads it has; 0: the rows are in order. `offset` is added."""
+
+    file: Path
+    info: TensorInfo
+    kind: Any
+    heads: int = 0
+    offset: float = 0.0
+    dtype = "F32"
+
+    @property
+    def shape(self) -> list[int]:
+        return self.info.shape
+
+    def rows(self) -> np.ndarray:
+        """The numbers as they are stored: uint8 [rows, bytes of a row]."""
+        count = self.shape[0] if len(self.shape) > 1 else 1
+        stored: np.ndarray = np.memmap(self.file, np.uint8, "c", self.info.start, (count, self._num_bytes() // count))
+        if not self.heads:
+            return stored
+        # Rotary pairs are neighbouring rows in llama.cpp, and rows (i, i + D/2) of a head in Hugging Face's checkpoints.
+        if count == 1:
+            stored = stored.reshape(self.shape[0], -1)
+        return stored.reshape(self.heads, -1, 2, stored.shape[1]).swapaxes(1, 2).reshape(stored.shape)
+
+    def read(self) -> torch.Tensor:
+        """Decoded, float32."""
+        from gguf.quants import dequantize
+
+        rows = np.ascontiguousarray(self.rows())
+        decoded = torch.from_numpy(dequantize(rows, self.kind).reshape(self.shape))
+        return decoded + self.offset if self.offset else decoded
+
+    def slices(self) -> torch.Tensor:
+        return self.read()
+
+    def _num_bytes(self) -> int:
+        from gguf import GGML_QUANT_SIZES
+
+        block, size = GGML_QUANT_SIZES[self.kind]
+        return int(np.prod(self.shape)) // block * size
+
+    def check(self) -> None:
+        """WeightMismatchError if the file ends before the tensor does."""
+        if self.info.start + self._num_bytes() > self.file.stat().st_size:
+            raise WeightMismatchError(f"{self.file}: ends within its tensors; get it once more")
+
+
+def gguf_tensors(path: Path, names: Collection[str]) -> dict[str, GGUFTensor]:
+    """The tensors of the file `path`, by those of the checkpoint's `names` that they have, or else by llama.cpp's.
+    WeightMismatchError if the file is damaged, UnsupportedModelError without the package gguf or for an unknown type."""
+    header = read_header(path)
+    gguf = import_gguf(path)
+    arch = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[header.architecture]
+    known = gguf.get_tensor_name_map(arch, header.get("{arch}.block_count"))
+    theirs = {known.get_name(name, (".weight", ".bias")): name for name in names}
+    tensors = {theirs.get(name, name): _tensor(header, gguf, name) for name in header.tensors if name != ROPE_FACTORS}
+    for tensor in tensors.values():
+        tensor.check()
+    return tensors
+
+
+def _tensor(header: GGUFHeader, gguf: Any, name: str) -> GGUFTensor:
+    heads = {"attn_q": "head_count", "attn_k": "head_count_kv"} if header.architecture == "llama" else {}
+    of_heads = heads.get(name.split(".")[-2])
+    shifted = header.architecture == "gemma3" and name.endswith("norm.weight")  # there, 1 is added to the weights
+    return GGUFTensor(
+        header.path,
+        header.tensors[name],
+        _kind(header, gguf, name),
+        0 if of_heads is None else int(header.get(f"{{arch}}.attention.{of_heads}")),
+        -1.0 if shifted else 0.0,
+    )
+
+
+def _kind(header: GGUFHeader, gguf: Any, name: str) -> Any:
+    number = header.tensors[name].kind
+    try:
+        return gguf.GGMLQuantizationType(number)
+    except ValueError:
+        raise UnsupportedModelError(
+            f"{header.path}: {name} has the type {number}, which gguf {gguf.__version__} does not know"
+        ) from None
+
+
+def decoded_dtype(path: Path) -> torch.dtype:
+    """The dtype to which the tensors of the file `path` are decoded where none is asked for: that of its matrices, if they
+    all have one, or else bfloat16."""
+    header = read_header(path)
+    gguf = import_gguf(path)
+    kinds = {_kind(header, gguf, name).name for name, info in header.tensors.items() if len(info.shape) > 1}
+    return FLOATS.get(kinds.pop(), torch.bfloat16) if len(kinds) == 1 else torch.bfloat16
+
+
+def import_gguf(path: Path) -> Any:
+    """The package gguf. UnsupportedModelError that says how to install it."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise UnsupportedModelError(f"{path}: needs the package gguf: pip install 'nanoinfer[gguf]'") from error
+    return gguf

@@ -1,0 +1,106 @@
+"""GGUF files made of Hugging Face checkpoints, by the package gguf's own writer, as llama.cpp's converter makes them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # those that llama.cpp calls by another name
+Kind = gguf.GGMLQuantizationType
+
+
+def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata: Any) -> Path:
+    """Write the model of a checkpoint, whose matrices become those of `kind`, to the file `target`. `metadata`: texts,
+    numbers and lists by key, with __ for the dots. Without a tokenizer."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    number = {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
+    writer = gguf.GGUFWriter(target, metadata.pop("architecture", arch))
+    _add_config(writer, config)
+    for key, value in metadata.items():
+        {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)](
+            key.replace("__", "."), value
+        )
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        array = weight.float().numpy()
+        for projection in ("q_proj", "k_proj") if arch == "llama" else ():
+            if projection in name:
+                heads = config["num_attention_heads" if projection == "q_proj" else "num_key_value_heads"]
+                array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if arch == "gemma3" and name.endswith("norm.weight"):
+            array = array + 1
+        stored = Kind.F32 if array.ndim == 1 else kind
+        writer.add_tensor(
+            names.get_name(name, (".weight", ".bias")), quantize(np.ascontiguousarray(array), stored), raw_dtype=stored
+        )
+    rope = config.get("rope_parameters", {})
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, config["head_dim"]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def rounded(checkpoint: Path, target: Path, kind: Kind) -> Path:
+    """A copy of a checkpoint with the numbers, in float32, that its matrices of `kind` stand for."""
+    shutil.copytree(checkpoint, target)
+    tensors = {
+        name: weight if weight.ndim == 1 else torch.from_numpy(dequantize(quantize(weight.numpy(), kind), kind))
+        for name, weight in load_file(checkpoint / "model.safetensors").items()
+    }
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"] or config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    rope = config["rope_parameters"]
+    if local := rope.get("sliding_attention"):
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if "original_max_position_embeddings" in rope:
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        if config.get("final_logit_softcapping"):
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
+    """By how much each pair of dimensions turns more slowly (Llama 3.1's own code)."""
+    divisors = []
+    for pair in range(head_dim // 2):
+        wave = 2 * np.pi * rope["rope_theta"] ** (2 * pair / head_dim)
+        turns, low, high = (
+            rope["original_max_position_embeddings"] / wave,
+            rope["low_freq_factor"],
+            rope["high_freq_factor"],
+        )
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(divisors, np.float32)
