@@ -16,7 +16,7 @@ from PIL import Image
 from nanoinfer import viz
 from nanoinfer.viz import lettering
 from nanoinfer.viz.palette import FETCHED, LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
-from nanoinfer.viz.passes import ADAPTERS
+from notebooks.course.pictures.passes import ADAPTERS
 from tests.helpers.pictures import make_pool, make_tree, take, texts, worked_example
 
 STYLE = {
@@ -33,7 +33,7 @@ def drawings() -> dict[str, viz.Picture]:
         "metadata": viz.input_metadata(worked_example(), tokens=["$a_1$"] * 12, caption="C."),
         "slots": viz.slot_map(make_pool(40), {"request 1": [2]}, caption="C."),
         "lines": viz.lines({"a": ([1, 2], [3, 4]), "b": ([1, 2], [4, 3])}, x="$x$", y="y", log=True, caption="C."),
-        "padding": viz.padded_batch([3, 5], caption="C."),
+        "bars": viz.bars({"a": 3, "b": 5}, unit="ms", caption="C."),
         "tree": viz.radix_tree(make_tree(), caption="C."),
     }
 
