@@ -19,6 +19,7 @@ from nanoinfer.viz.palette import FETCHED, LINES, PHASE_STYLES, REQUESTS, ROLES,
 from notebooks.course.pictures.passes import ADAPTERS
 from tests.helpers.pictures import make_pool, make_tree, take, texts, worked_example
 
+EXAMPLE = Path(__file__).parents[3] / "data" / "trace" / "example.json"
 STYLE = {
     "text.usetex": True,
     "font.family": "serif",
@@ -103,11 +104,14 @@ def test_matplotlib_is_imported_by_pictures_only_and_without_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['matplotlib'] = None\nfrom nanoinfer import viz"],
-        capture_output=True,
-        text=True,
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import nanoinfer.server.app\n"
+        "from nanoinfer.viz.trace import Trace; print(Trace.load(sys.argv[1]).player().html()[:15])\n"
+        "from nanoinfer import viz; viz.bars"
     )
+    run = subprocess.run([sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True)
+    assert run.stdout == "<!doctype html>\n", run.stderr
     assert "pip install" in run.stderr.splitlines()[-1]
 
 
