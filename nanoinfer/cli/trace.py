@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(f"{path}: must end in {ending}")
     written = [path for path in (args.json, args.perfetto, args.out, args.png) if path is not None]
     check_folders(*written)
-    if args.out is not None or args.png is not None:
-        import nanoinfer.viz  # noqa: F401 - fails here, before anything is computed, where matplotlib is missing
+    if args.png is not None:
+        from nanoinfer.viz import timeline  # noqa: F401 - fails here, before anything is computed, without matplotlib
     if args.load is not None:
         trace: Trace | None = Trace.load(args.load)
     elif args.prompt:

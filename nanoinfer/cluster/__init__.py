@@ -7,7 +7,7 @@ from nanoinfer.cluster.block_index import BlockIndex
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.data.generate import generate_dataset
 from nanoinfer.cluster.policies import LeastLoaded, PrefixHash, RoundRobin
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, load_of
+from nanoinfer.cluster.policy import Policy, RoutedRequest
 from nanoinfer.cluster.prefix_router import PrefixRouter
 from nanoinfer.cluster.ray_runtime import connect
 
@@ -18,10 +18,8 @@ __all__ = [
     "Policy",
     "PrefixHash",
     "PrefixRouter",
-    "ReplicaLoad",
     "RoundRobin",
     "RoutedRequest",
     "connect",
     "generate_dataset",
-    "load_of",
 ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from nanoinfer.cache.block_events import as_tokens, chained_hashes, namespace_hash
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, check_count, rendezvous
+from nanoinfer.cluster.policy import Policy, RoutedRequest, check_count, rendezvous
 from nanoinfer.cluster.prefix_router import PrefixRouter
 
 POLICIES = ("round-robin", "least-loaded", "prefix-hash", "prefix")
@@ -26,29 +26,21 @@ class RoundRobin(Policy):
 
 
 class LeastLoaded(Policy):
-    """The replica with the fewest requests: this router's own, and those of others by the replica's last report. Among
-    equals, the one that was chosen longest ago."""
+    """The replica with the fewest requests of this router. Among equals, the one that was chosen longest ago."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._others: dict[str, int] = {}
         self._chosen: dict[str, int] = {}  # when each was chosen last
         self._turn = 0
 
     def remove_replica(self, replica: str) -> None:
         """As in Policy."""
         super().remove_replica(replica)
-        self._others.pop(replica, None)
         self._chosen.pop(replica, None)
-
-    def note_load(self, replica: str, load: ReplicaLoad) -> None:
-        """As in Policy."""
-        super().note_load(replica, load)
-        self._others[replica] = load.waiting_requests + load.running_requests
 
     def _pick(self, request: RoutedRequest) -> str:
         def load(replica: str) -> tuple[int, int]:
-            return self.in_flight(replica) + self._others.get(replica, 0), self._chosen.get(replica, 0)
+            return self.in_flight(replica), self._chosen.get(replica, 0)
 
         replica = min(self._at, key=load)
         self._turn += 1

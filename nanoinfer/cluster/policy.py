@@ -2,19 +2,14 @@
 what a router is told."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from math import inf
-from typing import TYPE_CHECKING
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
-
-if TYPE_CHECKING:
-    from nanoinfer.engine.engine import Engine
-    from nanoinfer.requests.req import Req
 
 GOLDEN = 0x9E3779B97F4A7C15  # Knuth's multiplier: each bit changes about half of those above it
 
@@ -40,36 +35,6 @@ class RoutedRequest:
         check_count("max_new_tokens", self.max_new_tokens, least=1)
         if not len(self.token_ids):
             raise ValueError("token_ids: is empty; must be at least one token")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """Requests in a replica, as it reports them.
-
-    - `waiting_requests`: those without a first token yet; `queued_tokens`: of their prompts, not computed yet.
-    - `running_requests`: those that have produced a token and have not ended.
-    """
-
-    waiting_requests: int
-    queued_tokens: int
-    running_requests: int
-
-    @classmethod
-    def of(cls, reqs: "Iterable[Req]") -> "ReplicaLoad":
-        """What these requests are. Tokens of a waiting prompt count in full, although some may turn out to be cached."""
-        reqs = list(reqs)
-        prompts = [req.prompt_len - req.kv_len for req in reqs if not req.num_output_tokens]
-        return cls(len(prompts), sum(prompts), len(reqs) - len(prompts))
-
-
-def load_of(engine: "Engine", counts: Callable[[int], bool] = lambda request_id: True) -> ReplicaLoad:
-    """The requests in an engine, now. Any thread may ask, and waits for the current step to end.
-
-    `counts`: whether a request counts, by its id: a router wants to hear of those that others have sent (`note_load`).
-    """
-    with engine.visit():
-        reqs = (*engine.scheduler.waiting, *engine.scheduler.running)
-        return ReplicaLoad.of(req for req in reqs if counts(req.request_id))
 
 
 @dataclass(slots=True)
@@ -157,11 +122,6 @@ class Policy(ABC):
 
     def note_snapshot(self, replica: str, snapshot: Snapshot) -> None:
         """All that is in the replica's tree."""
-        self._check_replica(replica)
-
-    def note_load(self, replica: str, load: ReplicaLoad) -> None:
-        """What others have sent to the replica, as it reports it. Its own requests a router knows better: some that a
-        report counts have ended before it arrives."""
         self._check_replica(replica)
 
     # --- for subclasses --------------------------------------------------------------------------------------------

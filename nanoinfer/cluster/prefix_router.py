@@ -9,7 +9,7 @@ from nanoinfer.cache.block_events import EventBatch, Snapshot, as_tokens, block_
 from nanoinfer.cluster.block_index import BlockIndex, Hashes, matched_blocks
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.pending_prefixes import PendingPrefixes
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest, Sent, check_count, rendezvous
+from nanoinfer.cluster.policy import Policy, RoutedRequest, Sent, check_count, rendezvous
 from nanoinfer.cluster.replica_queue import ReplicaQueue, work_of
 
 PREFILL_WEIGHT = 2.0  # a request waits for what it computes, and so do those behind it
@@ -38,7 +38,7 @@ class PrefixRouter(Policy):
     - `max_imbalance_s`: a replica with so many seconds of work more ahead than the least loaded one gets nothing, whatever
       it has cached. It should be above the prefill of the longest prefix that requests share.
     - `pending_s`: for how long a prefix that was sent is believed to be there without a first token; `linger_s`: for how
-      long after it without an event. `report_s`: a replica's report of its load counts for so long.
+      long after it without an event.
     - `clock` returns seconds.
 
     ValueError names a number of tokens, blocks or requests that is below 1.
@@ -54,7 +54,6 @@ class PrefixRouter(Policy):
         max_imbalance_s: float = 10.0,
         pending_s: float = 60.0,
         linger_s: float = 2.0,
-        report_s: float = 5.0,
         max_blocks: int = 1 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,7 +66,7 @@ class PrefixRouter(Policy):
         self._costs, self._clock, self._max_imbalance_s = costs, clock, max_imbalance_s
         self._pending_s, self._linger_s = pending_s, linger_s
         self._work = partial(work_of, costs, chunk_tokens)
-        self._new_queue = lambda: ReplicaQueue(costs, max_running_requests, report_s)
+        self._new_queue = lambda: ReplicaQueue(costs, max_running_requests)
         self._bits: dict[str, int] = {}  # of each replica, in the index
         self._queues: dict[str, ReplicaQueue] = {}
         self._output_tokens = float(FIRST_GUESS)  # of a request, as observed
@@ -98,11 +97,6 @@ class PrefixRouter(Policy):
         """As in Policy. ValueError if the blocks have another size than the router's."""
         self._check_replica(replica)
         self.index.note_snapshot(replica, snapshot)
-
-    def note_load(self, replica: str, load: ReplicaLoad) -> None:
-        """As in Policy."""
-        self._check_replica(replica)
-        self._queues[replica].report(load, self._clock())
 
     def _started(self, request_id: str, replica: str, cached_tokens: int | None) -> None:
         now = self._clock()

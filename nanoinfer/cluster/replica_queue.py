@@ -1,10 +1,9 @@
 """ReplicaQueue: how many seconds of work a new request would find ahead of it at one replica."""
 
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.policy import ReplicaLoad
 
 
 class Work(NamedTuple):
@@ -24,17 +23,14 @@ def work_of(costs: PassCosts, chunk_tokens: int, prompt_tokens: int, cached_toke
 
 
 class ReplicaQueue:
-    """What one replica has to do, as this router knows it: its own requests one by one, and those of other routers from the
-    replica's last report, which counts for `report_s` seconds."""
+    """What one replica has to do, as this router knows it: the requests that it has sent there."""
 
-    def __init__(self, costs: PassCosts, max_running: int | None, report_s: float) -> None:
-        self._costs, self._max_running, self._report_s = costs, max_running, report_s
+    def __init__(self, costs: PassCosts, max_running: int | None) -> None:
+        self._costs, self._max_running = costs, max_running
         self._waiting: dict[str, Work] = {}  # in the order in which they were sent
         self._running: dict[str, int] = {}  # request id → prompt tokens
         self._front_since = 0.0  # when the first of those that wait became the first
         self._seconds, self._passes, self._context = 0.0, 0, 0  # sums over them
-        self._others = ReplicaLoad(0, 0, 0)
-        self._counts_until = -inf  # when the last report is too old
 
     def add(self, request_id: str, work: Work, now: float) -> None:
         """A request has been sent."""
@@ -56,26 +52,13 @@ class ReplicaQueue:
         else:
             self._context -= self._stop_waiting(request_id, now).tokens
 
-    def report(self, load: ReplicaLoad, now: float) -> None:
-        """What others have sent, as the replica says."""
-        self._others, self._counts_until = load, now + self._report_s
-
     def seconds_ahead(self, output_tokens: float, now: float) -> float:
         """By how much the work that is there delays a new request, until its last of so many output tokens."""
-        rows, running = float(len(self._waiting) + len(self._running)), float(len(self._running))
-        seconds, passes, context = self._seconds, float(self._passes), float(self._context)
+        seconds = self._seconds
         if self._waiting:  # the first one is being computed
             seconds -= min(now - self._front_since, next(iter(self._waiting.values())).seconds)
-        if now <= self._counts_until:
-            others = self._others.waiting_requests + self._others.running_requests
-            seconds += (
-                self._costs.seconds_per_prompt_token * self._others.queued_tokens
-                + self._costs.seconds_per_pass * self._others.waiting_requests
-            )
-            passes += self._others.waiting_requests
-            context *= 1 + others / max(rows, 1)
-            rows, running = rows + others, running + self._others.running_requests
-        return seconds + passes * self._decode(running, 0) + output_tokens * self._slowdown(rows, context)
+        seconds += self._passes * self._decode(len(self._running), 0)
+        return seconds + output_tokens * self._slowdown(len(self._waiting) + len(self._running), self._context)
 
     def _slowdown(self, rows: float, context: float) -> float:
         """By how much `rows` other requests, with so many tokens, delay each token of one that runs beside them."""

@@ -40,62 +40,48 @@ Picture and Sheet from their files, since this `__init__` is not complete yet wh
 
 try:
     import matplotlib  # noqa: F401
-except ImportError as error:
-    raise ImportError("nanoinfer.viz draws with matplotlib: pip install 'matplotlib>=3.9'") from error
+except ImportError:  # traces, the player and the server's page do without
 
-from nanoinfer.viz.blocks import block_rows, hashed_blocks, tiers
-from nanoinfer.viz.charts import bars, lines, roofline
-from nanoinfer.viz.engine_map import engine_map
-from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
-from nanoinfer.viz.masks import attention_mask, extend_mask
-from nanoinfer.viz.metadata import input_metadata
-from nanoinfer.viz.network import decoder, split_layer, split_product
-from nanoinfer.viz.number_cells import attention_steps, heat_map, wire
-from nanoinfer.viz.overview import engine, timeline
-from nanoinfer.viz.passes import adapter_rows, drafted_text, verify_rows
-from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.rows import request_rows
-from nanoinfer.viz.sessions import padded_batch, session_steps
-from nanoinfer.viz.sheet import Sheet
-from nanoinfer.viz.slots import allocator_marks, owners, slot_map
-from nanoinfer.viz.spans import kernel_times, lanes, replicas
-from nanoinfer.viz.tree import radix_tree
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise ImportError(f"viz.{name} draws with matplotlib: pip install 'matplotlib>=3.9'")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+else:
+    from nanoinfer.viz.charts import bars, lines, roofline
+    from nanoinfer.viz.engine_map import engine_map
+    from nanoinfer.viz.facts import last_input_metadata, last_labels, last_tokens
+    from nanoinfer.viz.masks import attention_mask, extend_mask
+    from nanoinfer.viz.metadata import input_metadata
+    from nanoinfer.viz.number_cells import attention_steps, heat_map, wire
+    from nanoinfer.viz.overview import engine, timeline
+    from nanoinfer.viz.picture import Picture
+    from nanoinfer.viz.rows import request_rows
+    from nanoinfer.viz.sheet import Sheet
+    from nanoinfer.viz.slots import allocator_marks, owners, slot_map
+    from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
     "Picture",
     "Sheet",
-    "adapter_rows",
     "allocator_marks",
     "attention_mask",
     "attention_steps",
     "bars",
-    "block_rows",
-    "decoder",
-    "drafted_text",
     "engine",
     "engine_map",
     "extend_mask",
-    "hashed_blocks",
     "heat_map",
     "input_metadata",
-    "kernel_times",
-    "lanes",
     "last_input_metadata",
     "last_labels",
     "last_tokens",
     "lines",
     "owners",
-    "padded_batch",
     "radix_tree",
-    "replicas",
     "request_rows",
     "roofline",
-    "session_steps",
     "slot_map",
-    "split_layer",
-    "split_product",
-    "tiers",
     "timeline",
-    "verify_rows",
     "wire",
 ]

@@ -56,7 +56,7 @@ def engine(engine: Engine, **heading: Unpack[Heading]) -> Picture:
 def timeline(trace: Any, **options: Any) -> Picture:
     """When each request of a Trace waited, was extended (with the number of tokens), decoded, was retracted, and ended.
 
-    Options besides `title` and `caption`: `last`: only the last so many steps. `steps`: how many steps wide the axis is, so
+    Options besides `title` and `caption`: `steps`: how many steps wide the axis is, so
     that timelines of different runs can be compared. `labels`: `{number of the request: what its lane is called}`;
     `highlight`: the number of a request to mark; numbers as in `trace.requests`. `occupancy=True`: above the lanes, over
     the same steps, who has the pool's slots after each step, and where requests are retracted, so that the cause is seen.

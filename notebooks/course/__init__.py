@@ -9,6 +9,7 @@ In a notebook:
     FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)
 
 Workloads that are counted in steps are in workloads.py: `from notebooks.course.workloads import Request, serve`.
+Pictures of single notebooks are in pictures/: `from notebooks.course import pictures`.
 Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
 
 In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Match a prefix")`, `expect`,

@@ -13,7 +13,7 @@ import pytest
 
 from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
 from nanoinfer.cluster import PrefixHash, PrefixRouter, RoutedRequest
-from nanoinfer.cluster.policy import ReplicaLoad, rendezvous, salt
+from nanoinfer.cluster.policy import rendezvous, salt
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
 from tests.helpers.fake_cluster import COSTS, POLICIES, Make, request, stored, tokens_of
 
@@ -101,7 +101,6 @@ def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
     for call in (
         lambda: policy.remove_replica("b"),
         lambda: policy.note_events("b", EventBatch(0, 0.0, [])),
-        lambda: policy.note_load("b", ReplicaLoad(0, 0, 0)),
     ):
         with pytest.raises(UnknownReplicaError, match="replica='b'"):
             call()

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockEvent, BlockRemoved, BlockStored, EventBatch, block_hashes
-from nanoinfer.cluster import PassCosts, Policy, PrefixRouter, ReplicaLoad, RoutedRequest, load_of
+from nanoinfer.cluster import PassCosts, Policy, PrefixRouter, RoutedRequest
+from nanoinfer.cluster.serve.fleet import queued_tokens
 from nanoinfer.cluster.simulate.sleeping import sleeping_engine
 from nanoinfer.config import EngineConfig
 from tests.helpers.engines import finish, greedy, make_engine, serve, step
@@ -135,22 +136,7 @@ def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(lim
 
 
 def test_several_routers_send_a_new_prefix_to_the_same_replica() -> None:
-    assert times_computed(burst(router(), routers=4, report_s=60)) == 1
-
-
-def test_work_of_others_counts_until_the_report_is_old() -> None:
-    now = [0.0]
-    policy = PrefixRouter(COSTS, clock=lambda: now[0], report_s=5)
-    for name in "ab":
-        policy.add_replica(name)
-    policy.note_load("a", ReplicaLoad(3, 3000, 5))
-    assert policy.seconds_ahead("a") > 3
-    assert {policy.choose(request(f"{i}", tokens_of(i, 100))) for i in range(5)} == {"b"}
-    own = policy.seconds_ahead("b")
-    policy.note_load("b", ReplicaLoad(0, 0, 0))  # others have sent nothing there
-    assert policy.seconds_ahead("b") == own
-    now[0] = 6.0
-    assert policy.seconds_ahead("a") == 0
+    assert times_computed(burst(router(), routers=4)) == 1
 
 
 # --- replicas that come and go ---------------------------------------------------------------------------------------
@@ -227,19 +213,15 @@ def test_what_is_fetched_is_work_too() -> None:
     assert nearly_all < half < nothing
 
 
-def test_an_engine_reports_its_load() -> None:
+def test_an_engine_counts_the_prompt_tokens_that_wait() -> None:
     engine = make_engine(rows=2)
-    ours = {engine.add_request(text, greedy(6)) for text in ("abcd", "efgh", "ijklmn")}
-    load = load_of(engine)
-    assert (load.waiting_requests, load.queued_tokens, load.running_requests) == (3, 14, 0)
-    assert load_of(engine, lambda request_id: request_id not in ours) == ReplicaLoad(0, 0, 0)
-    assert load_of(engine, lambda request_id: request_id != min(ours)) == ReplicaLoad(2, 10, 0)
+    for text in ("abcd", "efgh", "ijklmn"):
+        engine.add_request(text, greedy(6))
+    assert queued_tokens(engine) == 14
     step(engine)
-    load = load_of(engine)
-    assert (load.waiting_requests, load.queued_tokens, load.running_requests) == (1, 6, 2)
+    assert queued_tokens(engine) == 6
     finish(engine)
-    load = load_of(engine)
-    assert (load.waiting_requests, load.queued_tokens, load.running_requests) == (0, 0, 0)
+    assert queued_tokens(engine) == 0
 
 
 def test_a_model_that_sleeps_computes_prompts_in_pieces_like_any_other() -> None:

@@ -16,7 +16,7 @@ from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
 from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cluster import LeastLoaded, PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
-from nanoinfer.cluster.policy import Policy, ReplicaLoad, RoutedRequest
+from nanoinfer.cluster.policy import Policy, RoutedRequest
 from tests.helpers.trees import make_cache, put
 
 COSTS = PassCosts(0.005, 0.001, 0.0005, 0.0)  # 1,000 prompt tokens per second
@@ -45,18 +45,12 @@ class FakeReplica:
     name: str
     size: int
     queue: list[tuple[RoutedRequest, int]] = field(default_factory=list)  # and the router that has sent it
-    running: list[int] = field(default_factory=list)  # the routers that have sent them
     is_busy: bool = False
 
     def __post_init__(self) -> None:
         self.tree = make_cache(self.size)
         self.feed = BlockFeed(self.tree, 16, source=self.name, clock=lambda: 0.0)
         self.sent = 0
-
-    def load(self, router: int) -> ReplicaLoad:
-        """What others than this router have sent."""
-        queue = [len(request.token_ids) for request, number in self.queue if number != router]
-        return ReplicaLoad(len(queue), sum(queue), sum(number != router for number in self.running))
 
     def cached(self, request: RoutedRequest) -> int:
         return len(self.tree.match_prefix([*request.token_ids][:-1], request.extra_key).indices)
@@ -72,7 +66,7 @@ class FakeReplica:
 class FakeCluster:
     """`routers` policies in front of `replicas` replicas; requests go to the routers in turn.
 
-    `event_s`: how late events are. `report_s`: how often loads are reported. `size`: slots of a tree.
+    `event_s`: how late events are. `size`: slots of a tree.
     """
 
     def __init__(
@@ -82,11 +76,10 @@ class FakeCluster:
         routers: int = 1,
         size: int = 1 << 14,
         event_s: float = 0.05,
-        report_s: float = 0.5,
     ):
         self.now, self._serial, self._events = 0.0, count(), list[tuple[float, int, Callable[[], None]]]()
         self.routers = [make(lambda: self.now) for _ in range(routers)]
-        self.size, self.event_s, self.report_s = size, event_s, report_s
+        self.size, self.event_s = size, event_s
         self.replicas: dict[str, FakeReplica] = {}
         self.done: dict[str, Done] = {}
         self.arrivals = 0
@@ -104,7 +97,6 @@ class FakeCluster:
         self.replicas[name] = FakeReplica(name, self.size)
         for router in self.routers:
             router.add_replica(name)
-        self.at(self.now + self.report_s, lambda: self._report(name))
 
     def leave(self, name: str) -> None:
         """It dies, and its requests are sent elsewhere."""
@@ -169,7 +161,6 @@ class FakeCluster:
                 return
             replica.queue.pop(0)
             replica.is_busy = False
-            replica.running.append(number)
             arrived = self._arrived[request.request_id]
             self.done[request.request_id] = Done(replica.name, arrived, tokens, cached, self.now)
             replica.keep(request)
@@ -179,7 +170,6 @@ class FakeCluster:
             self._serve(replica)
 
         def ended() -> None:
-            replica.running.remove(number)
             self.left -= 1
             self.routers[number].note_end(request.request_id, request.max_new_tokens)
 
@@ -193,12 +183,6 @@ class FakeCluster:
         for router in self.routers:
             for batch in batches:
                 assert router.note_events(replica.name, batch)
-
-    def _report(self, name: str) -> None:
-        if name in self.replicas:
-            for number, router in enumerate(self.routers):
-                router.note_load(name, self.replicas[name].load(number))
-            self.at(self.now + self.report_s, lambda: self._report(name))
 
 
 # --- policies and traffic ------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockStored, EventBatch, block_hashes
 from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.cluster.block_index import BlockSets
-from nanoinfer.cluster.policy import ReplicaLoad
 from nanoinfer.cluster.prefix_router import FETCHED, PREFILL_WEIGHT, TIE
 from nanoinfer.cluster.replica_queue import work_of
 
 SIZE, CHUNK = 4, 10
 COSTS = PassCosts(0.003, 0.001, 0.002, 1e-5, 1e-5, 0.002, 0.001)
 PROMPTS = [[i] * 4 + [j] * 8 + [k] * 5 for i in range(2) for j in range(2) for k in range(3)]
-KINDS = ("choose", "choose", "choose", "first", "end", "join", "leave", "store", "store", "load", "wait")
+KINDS = ("choose", "choose", "choose", "first", "end", "join", "leave", "store", "store", "wait")
 
 
 def leading(hashes: list[int], held: set[int]) -> int:
@@ -60,7 +59,7 @@ def test_it_chooses_as_its_rule_says(steps: list[tuple[str, int, int]], most_imb
 @pytest.mark.parametrize("seed", range(6))
 def test_it_does_so_in_a_long_life_among_many_replicas(seed: int) -> None:
     rng = Random(f"choices {seed}")
-    kinds = ("choose",) * 8 + ("first",) * 8 + ("end",) * 8 + ("store",) * 6 + ("wait", "load", "leave")
+    kinds = ("choose",) * 8 + ("first",) * 8 + ("end",) * 8 + ("store",) * 6 + ("wait", "leave")
     steps = [(rng.choice(kinds), rng.randrange(12), rng.randrange(10)) for _ in range(400)]
     follow([("join", 0, which) for which in range(10)] + steps, most_imbalance=10.0)
 
@@ -68,7 +67,7 @@ def test_it_does_so_in_a_long_life_among_many_replicas(seed: int) -> None:
 def follow(steps: list[tuple[str, int, int]], most_imbalance: float) -> None:
     """Take the steps; check each choice."""
     now = [0.0]
-    options: dict[str, Any] = {"max_imbalance_s": most_imbalance, "linger_s": 0.5, "pending_s": 2, "report_s": 1}
+    options: dict[str, Any] = {"max_imbalance_s": most_imbalance, "linger_s": 0.5, "pending_s": 2}
     router = PrefixRouter(
         COSTS, block_size=SIZE, chunk_tokens=CHUNK, max_running_requests=3, clock=lambda: now[0], **options
     )
@@ -99,7 +98,5 @@ def follow(steps: list[tuple[str, int, int]], most_imbalance: float) -> None:
             event = BlockStored(hashes, None, prompt[: SIZE * len(hashes)], SIZE, None, None, medium)
             assert router.note_events(name, EventBatch(seqs[name], now[0], [event], name))
             seqs[name] += 1
-        elif action == "load" and name in seqs:
-            router.note_load(name, ReplicaLoad(pick, pick * 30, which))
         elif action == "wait":
             now[0] += pick / 8

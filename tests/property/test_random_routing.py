@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from nanoinfer.cache.block_events import BlockRemoved, BlockStored, EventBatch, Snapshot, block_hashes
 from nanoinfer.cluster import LeastLoaded, Policy, PrefixHash, PrefixRouter, RoundRobin, RoutedRequest
-from nanoinfer.cluster.policy import ReplicaLoad
 from nanoinfer.errors import NoReplicaError
 from tests.helpers.fake_cluster import COSTS
 
@@ -25,7 +24,6 @@ KINDS = (
     "leave",
     "events",
     "gap",
-    "load",
     "wait",
     "snapshot",
 )
@@ -95,8 +93,6 @@ def test_counts_come_back_to_nothing_and_the_gone_get_nothing(kind: str, steps: 
         elif action == "snapshot" and name in seqs:
             seqs[name] += 1
             policy.note_snapshot(name, Snapshot(seqs[name], [], name))
-        elif action == "load" and name in seqs:
-            policy.note_load(name, ReplicaLoad(pick, pick * 30, which))
         elif action == "wait":
             now[0] += pick / 4
         for each in seqs:
@@ -105,7 +101,7 @@ def test_counts_come_back_to_nothing_and_the_gone_get_nothing(kind: str, steps: 
                 assert policy.seconds_ahead(each) >= 0
     for each in list(at):
         policy.note_end(each)
-    now[0] += 1000  # reports are old, and what was sent is not expected any more
+    now[0] += 1000  # what was sent is not expected any more
     for each in list(seqs):
         assert policy.in_flight(each) == 0
     if isinstance(policy, PrefixRouter):

@@ -4,12 +4,15 @@ replicas there should be. Serve's router and the ingress find the same Fleet her
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cache.block_events import EventBatch, Snapshot
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policies import make_policy
 from nanoinfer.cluster.policy import Policy, RoutedRequest
+
+if TYPE_CHECKING:
+    from nanoinfer.engine.engine import Engine
 
 
 class Fleet:
@@ -94,6 +97,14 @@ def fleet_named(name: str, policy: str, options: Mapping[str, Any], costs: PassC
         if name not in _fleets:
             _fleets[name] = Fleet(make_policy(policy, costs, options))
         return _fleets[name]
+
+
+def queued_tokens(engine: "Engine") -> int:
+    """Prompt tokens of an engine's requests that have not been computed yet; some of them may turn out to be cached. Any
+    thread may ask, and waits for the current step to end."""
+    with engine.visit():
+        reqs = (*engine.scheduler.waiting, *engine.scheduler.running)
+        return sum(req.prompt_len - req.kv_len for req in reqs if not req.num_output_tokens)
 
 
 class QueuedTokens:

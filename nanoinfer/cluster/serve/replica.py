@@ -10,8 +10,8 @@ from typing import Any
 from ray import serve
 
 from nanoinfer.async_llm import AsyncEngine
-from nanoinfer.cluster.policy import load_of
 from nanoinfer.cluster.ray_runtime import quiet_logs
+from nanoinfer.cluster.serve.fleet import queued_tokens
 from nanoinfer.cluster.serve.protocol import Addressed, Answer, Call, Description, Told, answer_call
 from nanoinfer.cluster.serve.settings import ReplicaSettings
 from nanoinfer.engine.async_stream import AsyncStream
@@ -130,7 +130,7 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for QueuedTokens."""
-        return {"queued_tokens": float((await self.engine.visit(load_of)).queued_tokens)}
+        return {"queued_tokens": float(await self.engine.visit(queued_tokens))}
 
     async def __del__(self) -> None:
         await self.engine.shutdown()

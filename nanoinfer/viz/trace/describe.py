@@ -10,7 +10,7 @@ from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.viz.trace import events as ev
 from nanoinfer.viz.trace.data import TraceData
 from nanoinfer.viz.trace.events import TraceEvent, from_runs
-from nanoinfer.viz.trace.state import NodeState, TraceState
+from nanoinfer.viz.trace.state import TraceState
 
 T = TypeVar("T")
 FROM = {"host": "host memory", "disk": "files"}
@@ -88,7 +88,7 @@ class Narrator:
         clauses += _each(event.admitted, self._admission)
         if evicted:
             clauses.append(f"the tree evicts {_count(evicted, 'token')}")
-        clauses += [f"a node splits after token {length}" for length in _splits(state, event)[:MOST]]
+        clauses += [f"a node splits after its token {op[3]}" for op in event.tree if op[0] == "split"][:MOST]
         if event.mode == ev.DECODE and len(event.batch) > 1:
             slots = _slots(slot for entry in event.batch for slot in from_runs(entry.slots))
             clauses.append(f"{len(event.batch)} requests compute one token each, in {slots}")
@@ -153,18 +153,6 @@ class Narrator:
 
 def _tree_size(state: TraceState) -> int:
     return sum(map(len, state.nodes.values()))
-
-
-def _splits(state: TraceState, event: TraceEvent) -> list[int]:
-    """How many tokens from the root each split is. Later splits do not change where a node ends."""
-    splits = []
-    for what, _, *rest in event.tree:
-        node: NodeState | None = state.nodes.get(rest[0]) if what == "split" else None
-        length = 0
-        while node is not None:
-            length, node = length + len(node), node.parent
-        splits += [length] if length else []
-    return splits
 
 
 def _each(entries: Sequence[T], one: Callable[[T], str]) -> list[str]:

@@ -231,7 +231,7 @@ class Page {
       this.tell(this.aboutSlot(state, Number(slot)));
     } else if (node) {
       this.light({ slots: node.value, nodes: [node.number] });
-      this.tell(`${plural(node.length, "token")} in slots ${runsText(node.value, 8)}; hits ${node.hits}`);
+      this.tell(`${plural(node.key.length, "token")} in slots ${runsText(node.value, 8)}; hits ${node.hits}`);
     } else if (req) {
       this.light({ slots: state.rowSlots(req), nodes: state.path(req).map((node) => node.number), request: req.index });
       const held = req.row === null ? `${req.status}, holds no slots` : `reads ${req.treeLen} locked slots of the tree and owns ${plural(req.slots.length, "slot")}`;

@@ -90,7 +90,7 @@ Object.assign(Page.prototype, {
       return el("div", { class: "branch", "data-key": node.number }, box, children.length ? el("div", { class: "children" }, ...children) : null);
     };
     fill($("#tree .branches"), branch(state.nodes.get(0)));
-    const gone = state.fresh.removed.map((node) => `“${shortened(visible(this.nodeText(node)), 24, 10)}” (${plural(node.length, "token")})`);
+    const gone = state.fresh.removed.map((node) => `“${shortened(visible(this.nodeText(node)), 24, 10)}” (${plural(node.key.length, "token")})`);
     const evicted = gone.length ? `Evicted now: ${gone.slice(0, 3).join(", ")}${gone.length > 3 ? ` and ${gone.length - 3} more` : ""}.` : "";
     const empty = this.engine.disable_radix_cache ? "The radix cache is switched off." : state.nodes.size === 1 ? "The tree is empty." : "\u00a0";
     $("#tree .note").textContent = evicted || empty;
@@ -110,7 +110,7 @@ Object.assign(Page.prototype, {
     if (node.extraKey != null) box.append(el("small", { class: "key", text: `extra_key=${node.extraKey}` }));
     box.append(el("b", { text: shortened(visible(this.nodeText(node)), 16, 8) }));
     const parts = (...texts) => el("span", { class: "parts" }, ...texts.map((text) => el("span", { text })));
-    box.append(parts(plural(node.length, "token"), `slots ${runsText(node.value, 1)}`));
+    box.append(parts(plural(node.key.length, "token"), `slots ${runsText(node.value, 1)}`));
     const uses = parts(`lock_ref ${node.lock}`, plural(node.hits, "hit"), `last use ${node.used}`);
     for (const req of users) uses.append(el("i", { class: `swatch ${req.look}`, title: req.name }));
     box.append(uses);

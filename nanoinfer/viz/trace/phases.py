@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nanoinfer.viz.trace.data import TraceData
+from nanoinfer.viz.trace.state import ENDED, PAUSED, RETRACTED, WAITING
 
-WAITING, EXTEND, DECODE, VERIFY = "waiting", "extend", "decode", "verify"
-IDLE, RETRACTED, PAUSED = "idle", "retracted", "paused"
+EXTEND, DECODE, VERIFY, IDLE = "extend", "decode", "verify", "idle"
 PHASES = (WAITING, EXTEND, DECODE, VERIFY, IDLE, RETRACTED, PAUSED)
 COMPUTING = (EXTEND, DECODE, VERIFY)
 SEPARATE = (EXTEND, VERIFY)  # every pass is a span of its own
@@ -52,46 +52,31 @@ def spans(trace: TraceData) -> tuple[list[Span], list[Mark]]:
     marks: list[Mark] = []
     latest: dict[int, Span] = {}  # of each unfinished request
     since: dict[int, float] = {}  # unfinished requests → the end of their latest span, or their arrival
-    holding: set[int] = set()  # requests that hold slots
-    away: dict[int, str] = {}  # requests without slots that have been retracted or paused → their phase
-    retracted: set[int] = set()  # requests that have been retracted at least once
-    for event in trace.events:
-        for index in event.arrived:
-            since[index] = max(trace.requests[index].time, 0.0)
-        retracted.update(event.retracted)
-        away.update(dict.fromkeys(event.retracted, RETRACTED) | dict.fromkeys(event.paused, PAUSED))
-        away.update((index, RETRACTED if index in retracted else WAITING) for index in event.resumed)
-        holding.difference_update(event.retracted, event.paused)
-        holding.update(entry.request for entry in event.held)
-        holding.update(entry.request for entry in event.admitted)
-        for entry in event.admitted:
-            away.pop(entry.request, None)
-        if event.is_step:
-            entries = {entry.request: entry for entry in event.batch}
-            for index in since:
-                idle = IDLE if index in holding else away.get(index, WAITING)
-                phase = event.mode.lower() if index in entries else idle
-                span = latest.get(index)
-                computing = phase in COMPUTING
-                if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
-                    done.append(Span(index, WAITING, event.step, event.step - 1, since[index], event.time))
-                if span is not None and computing and span.phase not in COMPUTING:
-                    span.end = event.time
-                if span is None or span.phase != phase or phase in SEPARATE:
-                    start = event.time if computing else since[index]
-                    span = latest[index] = Span(index, phase, event.step, event.step, start, start)
-                    done.append(span)
-                span.last, span.end = event.step, event.time + event.seconds
-                if (computed := entries.get(index)) is not None:
-                    span.tokens += computed.end - computed.start
-                    span.sampled += len(computed.tokens)
-                    span.drafted += len(computed.drafts or ())
-                    span.accepted += computed.accepted
-                since[index] = span.end
+    for event, state in trace.states():
+        since |= {index: max(trace.requests[index].time, 0.0) for index in event.arrived}
+        entries = {entry.request: entry for entry in event.batch}
+        for index in since if event.is_step else ():
+            req, span = state.requests[index], latest.get(index)
+            phase = event.mode.lower() if index in entries else IDLE if req.is_running else req.status
+            if phase == ENDED:  # before the pass: as it was until then
+                phase = WAITING if span is None else IDLE if span.phase in COMPUTING else span.phase
+            computing = phase in COMPUTING
+            if span is None and phase == EXTEND and since[index] < event.time:  # for less than a step
+                done.append(Span(index, WAITING, event.step, event.step - 1, since[index], event.time))
+            if span is not None and computing and span.phase not in COMPUTING:
+                span.end = event.time
+            if span is None or span.phase != phase or phase in SEPARATE:
+                start = event.time if computing else since[index]
+                span = latest[index] = Span(index, phase, event.step, event.step, start, start)
+                done.append(span)
+            span.last, span.end = event.step, event.time + event.seconds
+            if (computed := entries.get(index)) is not None:
+                span.tokens += computed.end - computed.start
+                span.sampled += len(computed.tokens)
+                span.drafted += len(computed.drafts or ())
+                span.accepted += computed.accepted
+            since[index] = span.end
         for index, reason in event.ended:
             marks.append(Mark(index, event.step, event.time + event.seconds, reason))
-            since.pop(index, None)
-            latest.pop(index, None)
-            holding.discard(index)
-            away.pop(index, None)
+            del since[index]
     return done, marks

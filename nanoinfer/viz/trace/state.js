@@ -4,16 +4,6 @@
 // A frame is what the slider shows at one position. Frame 0 is the beginning of the trace. Then there is one frame per step,
 // which includes what happened since the step before, and one more if something happened after the last step.
 
-class TreeNode {
-  constructor(fields) {
-    Object.assign(this, fields);
-  }
-
-  get length() {
-    return this.key.length;
-  }
-}
-
 class RequestState {
   constructor(index, request) {
     Object.assign(this, {
@@ -40,7 +30,7 @@ class State {
     this.size = trace.engine.max_total_tokens;
     this.free = this.size; // as the pool itself says
     this.requests = new Map(); // index → request, those that have arrived
-    this.nodes = new Map([[0, new TreeNode({ number: 0, parent: null, key: [], value: [], children: [], lock: 0, used: 0, hits: 0 })]]);
+    this.nodes = new Map([[0, { number: 0, parent: null, key: [], value: [], children: [], lock: 0, used: 0, hits: 0 }]]);
     this.forgetChanges();
   }
 
@@ -122,7 +112,7 @@ class State {
 
   add(number, parent, tokens, runs, extraKey, time) {
     const above = this.nodes.get(parent);
-    const node = new TreeNode({ number, parent: above, key: [...tokens], value: fromRuns(runs), children: [], lock: 0, used: time, hits: 0, extraKey });
+    const node = { number, parent: above, key: [...tokens], value: fromRuns(runs), children: [], lock: 0, used: time, hits: 0, extraKey };
     above.children.push(node);
     this.nodes.set(number, node);
     this.fresh.nodes.add(number);
@@ -137,7 +127,7 @@ class State {
 
   split(number, upperNumber, length) {
     const node = this.nodes.get(number); // becomes the lower part
-    const upper = new TreeNode({ ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] });
+    const upper = { ...node, number: upperNumber, key: node.key.slice(0, length), value: node.value.slice(0, length), children: [node] };
     upper.parent.children[upper.parent.children.indexOf(node)] = upper;
     Object.assign(node, { key: node.key.slice(length), value: node.value.slice(length), parent: upper });
     this.nodes.set(upperNumber, upper);

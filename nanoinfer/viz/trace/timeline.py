@@ -1,7 +1,6 @@
 """Draws a trace's timeline: its requests as lanes over steps. Call it as `viz.timeline`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
@@ -28,7 +27,6 @@ from nanoinfer.viz.trace.phases import (
 from nanoinfer.viz.words import abridged, count, plural_list
 
 MOST_LANES = 32
-IN_FULL, IN_SHORT = 4, 8  # up to how many requests `alt` describes in full; up to how many it describes at all
 FAILED = ev.FAILED.lower()
 WORDS = {IDLE: "running, not in this pass", FAILED: "failed pass"}
 Place = Callable[[float], float]
@@ -45,7 +43,6 @@ def timeline(
     *,
     title: str | None = None,
     caption: str | None = None,
-    last: int | None = None,
     steps: int | None = None,
     labels: Mapping[int, str] | None = None,
     highlight: int | None = None,
@@ -57,35 +54,28 @@ def timeline(
     shown_steps = [event for event in trace.events if event.is_step]
     if not shown_steps:
         raise ValueError("trace: has no steps yet")
-    shown_steps = shown_steps[-last:] if last is not None else shown_steps
-    first_step, last_step = shown_steps[0].step, shown_steps[-1].step
     drawn, marks = spans(trace)
-    drawn = [replace(span, first=max(span.first, first_step)) for span in drawn if span.last >= first_step]
-    marks = [mark for mark in marks if mark.step >= first_step]
     lanes = sorted({span.request for span in drawn})
     shown = abridged(len(lanes), MOST_LANES)
 
     lane_names = ["… and others" if i is None else names.get(lanes[i], trace.requests[lanes[i]].name) for i in shown]
     x0 = sheet.left + max(map(text_width, [*lane_names, "slots in use" if occupancy else "pass"])) + 12
     x1 = sheet.right - 52  # room for the last ends
-    low, high = first_step - 0.5, last_step + 0.5 + (steps - len(shown_steps) if steps is not None else 0)
-    scale = (x1 - x0) / (high - low)
+    width = (x1 - x0) / (steps or len(shown_steps))  # of a step
 
     def place(value: float) -> float:
-        return x0 + min(max(value - low, 0.0), high - low) * scale
+        return x0 + (value - 0.5) * width
 
     def ends(span: Span) -> tuple[float, float]:
         return place(span.first - 0.5), place(span.last + 0.5)
 
-    where = {e.step: (place(e.step - 0.5), place(e.step + 0.5)) for e in shown_steps}
-    used = _occupancy(sheet, trace, where, x0) if occupancy else ""
-    _axis(sheet, place, low, high)
+    used = _occupancy(sheet, trace, place) if occupancy else ""
+    _axis(sheet, place, steps or len(shown_steps))
     sheet.text(x0 - 8, sheet.y + 5, "pass", ha="right", size=SMALL, colour=MUTED)
     for event in shown_steps:
-        begin, end = where[event.step]
         style = PHASE_STYLES.get(event.mode.lower())
-        edge = "#ffffff" if (x1 - x0) / (steps or len(shown_steps)) > 5 else None
-        sheet.rect(begin, sheet.y, end - begin, 10, style, edge=edge, name=f"pass {event.step}")
+        edge = "#ffffff" if width > 5 else None
+        sheet.rect(place(event.step - 0.5), sheet.y, width, 10, style, edge=edge, name=f"pass {event.step}")
     sheet.y += 18
     height = 20.0 if len(shown) <= 12 else 15.0 if len(shown) <= 22 else 11.0
     for i, label in zip(shown, lane_names, strict=True):
@@ -112,16 +102,12 @@ def timeline(
     return sheet.picture(_alt(trace, shown_steps, drawn, marks, lanes, names) + used)
 
 
-def _axis(sheet: Sheet, place: Place, low: float, high: float) -> None:
-    span = high - low
-    distance = next(d for d in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e7) if span / d <= 16)
+def _axis(sheet: Sheet, place: Place, steps: int) -> None:
+    distance = next(d for d in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, steps) if steps / d <= 16)
     sheet.text(sheet.left, sheet.y + 5, "step", size=SMALL, colour=MUTED)
-    at = -(-low // distance) * distance
-    while at <= high:
-        if at >= 1:
-            sheet.text(place(at), sheet.y + 5, f"{at:,.0f}", ha="center", size=SMALL, colour=MUTED)
-            sheet.line([place(at), place(at)], [sheet.y + 12, sheet.y + 15], colour=GRID)
-        at += distance
+    for at in range(distance, steps + 1, distance):
+        sheet.text(place(at), sheet.y + 5, f"{at:,}", ha="center", size=SMALL, colour=MUTED)
+        sheet.line([place(at), place(at)], [sheet.y + 12, sheet.y + 15], colour=GRID)
     sheet.y += 18
 
 
@@ -165,58 +151,41 @@ def _alt(
 ) -> str:
     modes = [event.mode for event in steps]
     kinds = ", ".join(f"{modes.count(mode)} {mode}" for mode in ev.STEPS if mode in modes)
-    drafted, accepted = (sum(getattr(event, name) for event in steps) for name in ("drafted", "accepted"))
-    kinds += f" ({accepted} of {count(drafted, 'draft')} accepted)" if drafted else ""
-    each = [
-        f"{names.get(i, trace.requests[i].name)} {_request_alt(drawn, marks, i, len(lanes) <= IN_FULL)}"
-        for i in lanes[:IN_SHORT]
-    ]
-    which = f" (from step {steps[0].step} on)" if steps[0].step > 1 else ""
-    listed = plural_list([*each, *(trace.requests[i].name for i in lanes[IN_SHORT:])], IN_SHORT)  # those are counted
-    return f"{count(len(steps), 'step')}{which}, {kinds}; {count(len(lanes), 'request')}: {listed}."
+    each = [f"{names.get(i, trace.requests[i].name)} {_request_alt(drawn, marks, i)}" for i in lanes]
+    return f"{count(len(steps), 'step')}, {kinds}; {count(len(lanes), 'request')}: {plural_list(each)}."
 
 
-def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int, in_full: bool) -> str:
+def _request_alt(drawn: Sequence[Span], marks: Sequence[Mark], index: int) -> str:
     lane = [span for span in drawn if span.request == index]
     steps = {phase: sum(span.last - span.first + 1 for span in lane if span.phase == phase) for phase in PHASES}
-    extends = [str(span.tokens) for span in lane if span.phase == EXTEND]
-    if in_full:
-        drafted, accepted = (sum(getattr(span, name) for span in lane) for name in ("drafted", "accepted"))
-        said = {
-            WAITING: f"waits {count(steps[WAITING], 'step')}",
-            EXTEND: f"extends {' + '.join(extends)}",
-            DECODE: f"decodes {steps[DECODE]}",
-            VERIFY: f"verifies {steps[VERIFY]} ({accepted} of {count(drafted, 'draft')} accepted)",
-            IDLE: f"is idle for {count(steps[IDLE], 'step')}",
-            RETRACTED: f"is retracted for {count(steps[RETRACTED], 'step')}",
-            PAUSED: f"is paused for {count(steps[PAUSED], 'step')}",
-        }
-    else:
-        said = {WAITING: f"waits {steps[WAITING]}", EXTEND: f"extends {'+'.join(extends)}"}
-        said |= {phase: f"{phase} {steps[phase]}" for phase in (RETRACTED, PAUSED)}
-    ends = [f"{mark.reason} {'after step' if in_full else 'at'} {mark.step}" for mark in marks if mark.request == index]
+    drafted, accepted = (sum(getattr(span, name) for span in lane) for name in ("drafted", "accepted"))
+    said = {
+        WAITING: f"waits {steps[WAITING]}",
+        EXTEND: f"extends {'+'.join(str(span.tokens) for span in lane if span.phase == EXTEND)}",
+        DECODE: f"decodes {steps[DECODE]}",
+        VERIFY: f"verifies {steps[VERIFY]} ({accepted} of {count(drafted, 'draft')} accepted)",
+        **{phase: f"{phase} {steps[phase]}" for phase in (IDLE, RETRACTED, PAUSED)},
+    }
+    ends = [f"{mark.reason} at {mark.step}" for mark in marks if mark.request == index]
     return " · ".join([*(words for phase, words in said.items() if steps[phase]), *ends])
 
 
-def _occupancy(sheet: Sheet, trace: TraceData, steps: Mapping[int, tuple[float, float]], x0: float) -> str:
+def _occupancy(sheet: Sheet, trace: TraceData, place: Place) -> str:
     """Bars over the steps' places: what running requests need at the bottom, what can be evicted above, the rest is free.
 
-    `steps`: step → where it begins and ends on the sheet. Returns the fullest step and the retractions in words.
+    Returns the fullest step and the retractions in words.
     """
     size, top = trace.engine["max_total_tokens"], sheet.y + 14
-    bottom, end = top + POOL, max(right for _, right in steps.values())
+    x0, bottom, end = place(0.5), top + POOL, place(len(trace) + 0.5)
     sheet.rect(x0, top, end - x0, POOL, ROLES["free"], edge=MUTED, line=0.6, name="pool")
     sheet.text(x0 - 8, (top + bottom) / 2 - 7, "slots in use", ha="right", size=SMALL, colour=MUTED)
     sheet.text(x0 - 8, (top + bottom) / 2 + 7, f"of {size:,}", ha="right", size=SMALL, colour=MUTED)
     fullest, retractions, last_mark = (0, 0), list[str](), -1e9
     for event, state in trace.states():
-        if event.step not in steps or not event.is_step:
+        if not event.is_step:
             continue
-        left, right = steps[event.step]
-        if event.step + 1 in steps:
-            right = steps[event.step + 1][0]  # until the next step begins
-        locked = sum(len(node) for _, node in state.walk() if node.lock_ref)
-        unlocked = sum(len(node) for _, node in state.walk() if not node.lock_ref)
+        left, right = place(event.step - 0.5), place(event.step + 0.5)
+        locked, unlocked = state.protected_size(), state.evictable_size()
         held = size - state.free - locked - unlocked  # by running requests
         y = bottom
         for (style, name), slots in zip(KINDS, (locked, held, unlocked), strict=True):

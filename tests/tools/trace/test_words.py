@@ -26,7 +26,7 @@ def test_the_sentences_of_a_hit_and_a_split() -> None:
         "Step 2 DECODE: request 0 computes position 5 in slot 5 and samples “G”; request 0 ends (length); 1 token enters "
         "the tree.",
         "Before this step, request 1 arrives with 6 prompt tokens. Step 3 EXTEND: request 1 is admitted with 3 of 6 "
-        "prompt tokens cached; a node splits after token 3; request 1 extends 3 tokens and samples “[”; request 1 ends "
+        "prompt tokens cached; a node splits after its token 3; request 1 extends 3 tokens and samples “[”; request 1 ends "
         "(length); 3 tokens enter the tree.",
     ]
     assert trace.describe(2) == trace.describe().splitlines()[2]
@@ -102,12 +102,10 @@ def test_a_timeline_draws_a_lane_a_request_and_each_span(busy: Trace) -> None:
     assert_readable(picture)
 
 
-def test_a_timeline_of_some_steps_on_an_axis_of_more_names_and_marks_lanes(busy: Trace) -> None:
+def test_a_timeline_on_an_axis_of_more_steps_names_and_marks_lanes(busy: Trace) -> None:
     def widths(picture: viz.Picture) -> set[float]:
         return {round(patch.get_width(), 6) for patch in named(picture, "pass ")}
 
-    last = viz.timeline(busy, last=5)
-    assert [patch.get_gid() for patch in named(last, "pass ")] == [f"pass {len(busy) - i}" for i in reversed(range(5))]
     (wide,), (narrow,) = widths(viz.timeline(busy)), widths(viz.timeline(busy, steps=2 * len(busy)))
     assert narrow == pytest.approx(wide / 2)
     picture = viz.timeline(busy, labels={1: "the second"}, highlight=1)
@@ -117,20 +115,19 @@ def test_a_timeline_of_some_steps_on_an_axis_of_more_names_and_marks_lanes(busy:
 
 
 def test_the_pools_occupancy_is_drawn_over_the_same_steps(busy: Trace) -> None:
-    for last in (None, 4):
-        picture = viz.timeline(busy, occupancy=True, last=last)
-        (pool,) = named(picture, "pool")
-        for event, state in busy.states():
-            bars = [
-                p
-                for kind in ("tree", "requests' own")
-                for p in named(picture, kind)
-                if p.get_gid().endswith(f" {event.step}")
-            ]
-            if event.is_step and bars:
-                used = sum(bar.get_height() for bar in bars) / pool.get_height()
-                assert used == pytest.approx((state.size - state.free) / state.size)
-        assert_readable(picture)
+    picture = viz.timeline(busy, occupancy=True)
+    (pool,) = named(picture, "pool")
+    for event, state in busy.states():
+        bars = [
+            p
+            for kind in ("tree", "requests' own")
+            for p in named(picture, kind)
+            if p.get_gid().endswith(f" {event.step}")
+        ]
+        if event.is_step and bars:
+            used = sum(bar.get_height() for bar in bars) / pool.get_height()
+            assert used == pytest.approx((state.size - state.free) / state.size)
+    assert_readable(picture)
 
 
 def test_a_pass_that_was_never_made_has_a_look_of_its_own_and_without_steps_there_is_no_timeline() -> None:

@@ -1,19 +1,16 @@
 """Charts, and pictures of numbers, bytes, times and models: shapes to scale with what they were given."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from matplotlib.lines import Line2D
 
 from nanoinfer import viz
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.palette import BARS, ROLES
-from tests.helpers.checkpoints import FAMILIES, tiny_config
 from tests.helpers.pictures import faces, named, texts
 
 STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
@@ -69,20 +66,6 @@ def test_passes_and_products_are_beneath_the_roof_where_they_were_measured() -> 
     assert np.ravel(points_of(line)).tolist() == pytest.approx([0.5, 2.0, 128 / 4.2, 64.0])
 
 
-# --- times -----------------------------------------------------------------------------------------------------------
-
-
-def test_spans_are_to_scale_and_in_their_lanes() -> None:
-    spans = [("a", "served", 0.0, 2.0), ("b", "waiting", 1.0, 2.0), ("b", "served", 2.0, 4.0), ("b", "x", 3, 3)]
-    picture = viz.lanes(spans, unit="seconds", within=(0, 8))
-    first, wait, second, instant = (named(picture, f"{lane}, {kind}")[0] for lane, kind, *_ in spans)
-    assert first.get_width() == pytest.approx(2 * wait.get_width())
-    assert second.get_x() == pytest.approx(first.get_x() + first.get_width())
-    assert first.get_y() < wait.get_y() == second.get_y()
-    assert instant.get_width() > 0.5
-    assert first.get_width() == pytest.approx(widths(viz.lanes(spans, unit="seconds"), "a, served")[0] / 2)
-
-
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,24 +87,6 @@ def test_every_byte_has_a_cell_in_the_look_of_its_part_and_each_line_a_row() -> 
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_decoder_counts_the_parameters_of_each_family(family: str) -> None:
-    hf = tiny_config(family, attention_bias=True, architectures=[f"{family.capitalize()}ForCausalLM"])
-    oracle = transformers.AutoModelForCausalLM.from_config(hf)
-    alt = viz.decoder(ModelConfig.from_hf_config(hf)).alt
-    assert f"{sum(parameter.numel() for parameter in oracle.parameters()):,} together" in alt
-
-
-def test_the_decoder_has_the_parts_of_attention_in_their_order() -> None:
-    picture = viz.decoder(STORY)
-    tops = [
-        named(picture, f"box {name}")[0].get_y() for name in ("query", "rotate", "K/V cache", "q · every K", "output")
-    ]
-    assert tops == sorted(set(tops))
-    assert sum(text.startswith("[T, Hk=2, D=32]") for text in texts(picture)) == 2
-    assert "head 524,288" in viz.decoder(replace(STORY, tie_word_embeddings=False)).alt
-
-
 def test_attention_worked_out_is_torchs_attention() -> None:
     given = [1.0, 0.3], [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]]
     q, k, v = map(torch.tensor, given)
@@ -131,17 +96,6 @@ def test_attention_worked_out_is_torchs_attention() -> None:
     assert {f"{weight:.3f}" for weight in torch.softmax(k @ q / 2**0.5, 0).tolist()} <= set(texts(picture))
     looks = [faces(picture, f"{name} {row} 0")[0] for name in ("k", "v") for row in (1, 2)]
     assert looks == [ROLES["in_use"].face, ROLES["new"].face] * 2
-
-
-def test_partial_sums_of_a_split_product_are_those_of_its_columns_and_rows() -> None:
-    rng = np.random.default_rng(0)
-    x, first, second = rng.normal(size=4), rng.normal(size=(4, 6)), rng.normal(size=(6, 3))
-    picture = viz.split_product(x, first, second, 3)
-    sums = (*(x @ first[:, 2:4] @ second[2:4]), *(x @ first @ second))
-    assert {f"{value:.2f}".replace("-", "\u2212") for value in sums} <= set(texts(picture))
-    columns = {int(str(shape.get_gid()).split()[3]) for shape in named(picture, "first 1 ")}
-    rows = {int(str(shape.get_gid()).split()[2]) for shape in named(picture, "second 1 ")}
-    assert columns == rows == {2, 3}
 
 
 def test_parts_of_the_map_are_marked_by_name_and_by_notebook() -> None:

@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import resolve_model_path
-from notebooks.course.replicas import ReplicaPass
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import (
     assert_readable,
@@ -47,13 +45,6 @@ def deep_tree() -> viz.Picture:
     return viz.radix_tree(tree, decode=lambda ids: " " + " ".join(f"a{i}long·word" * 9 for i in ids))
 
 
-def blocks() -> viz.Picture:
-    rows, pool = ReqToTokenPool(2, 64), make_pool(256, page_size=64)
-    take(pool, 64)
-    rows.req_to_token[1, :20] = torch.arange(20)
-    return viz.block_rows(rows, pool, 1, 20, new=20, caption="C.")
-
-
 def running_engine() -> viz.Picture:
     engine = LLM("story", max_total_tokens=128, max_running_requests=4, max_context_len=64).engine
     for end in ("dog", "cat", "girl named Lily", "red ball", "fish", "bear"):
@@ -61,19 +52,6 @@ def running_engine() -> viz.Picture:
     for _ in range(7):
         engine.step()
     return viz.engine(engine)
-
-
-def hashes() -> viz.Picture:
-    tokenizer = LLM("story", max_total_tokens=64).tokenizer
-    assert tokenizer is not None
-    prompts = {"long": list(range(100, 145)), "short": range(9)}
-    return viz.hashed_blocks(prompts, 4, tokenizer)
-
-
-def tiers() -> viz.Picture:
-    llm = LLM("story", max_total_tokens=64, max_context_len=64, host_cache_tokens=32)
-    llm.generate(list(range(100, 140)), SamplingParams(max_new_tokens=1), use_tqdm=False)
-    return viz.tiers(llm.engine.cache, {"a": range(100, 140), "b": range(960)})
 
 
 def metadata(prefix_lens: list[int], new_lens: list[int]) -> viz.Picture:
@@ -87,33 +65,21 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "many slots": lambda: viz.slot_map(make_pool(100_000)),
     "rows": lambda: viz.request_rows(make_rows(), {0: 9, 1: 14, 2: 177, 3: 40}, prefix_lens={1: 4, 2: 100}),
     "no rows": lambda: viz.request_rows(make_rows(), {}),
-    "blocks": blocks,
     "marks": lambda: viz.allocator_marks(SlotAllocator(3 * BLOCK)),
     "tree": deep_tree,
     "engine": running_engine,
     "engine without a tree": lambda: viz.engine(make_engine(disable_radix_cache=True)),
-    "tiers": tiers,
-    "hashes": hashes,
     "one mask": lambda: viz.extend_mask(worked_example(), tokens=["<s>", " ", *"1234512345"]),
     "masks": lambda: viz.extend_mask(make_metadata([4, 600, 0], [5, 12, 5])),
     "windows": lambda: viz.extend_mask(make_metadata([1500], [100]), sliding_window=300),
     "metadata": lambda: metadata([4, 600, 0], [5, 12, 5]),
     "many requests": lambda: metadata([10] * 12, [30] * 12),
     "decode": lambda: viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE), fields="all"),
-    "padding": lambda: viz.padded_batch([1200, 3, 0, 400] * 8, labels=[f"a session, number {i}" for i in range(32)]),
-    "sessions": lambda: viz.session_steps([dict.fromkeys(range(k, k + 4), 0) for k in range(500)]),
-    "decoder": lambda: viz.decoder(STORY),
     "bars": lambda: viz.bars({"a": 1, "b": 20}, unit="ms", compare="a"),
     "groups": lambda: viz.bars({"x": {"a": 1, "b": 2}, "y": {"a": 1, "c": 2}}, unit="ms", caption="C."),
-    "kernels": lambda: viz.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
-    "lanes": lambda: viz.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
-    "replicas": lambda: viz.replicas({"A": [ReplicaPass(0, 1, 30, 10, 1, 2)], "B": []}, ends={"A": 1}),
     "wire": lambda: viz.wire([("text", b"x" * 54), ("numbers", np.array([13, 700, -1], "<i4"))]),
-    "split": lambda: viz.split_product(-np.ones(8), np.full((8, 8), -0.75), np.ones((8, 8)), 4, title="T"),
-    "split layer": lambda: viz.split_layer(ModelConfig(**(vars(STORY) | WIDE | {"head_dim": 128})), 4),
     "attention": lambda: viz.attention_steps(*map(torch.ones, ((4,), (8, 4), (8, 4)))),
     "one token": lambda: viz.attention_steps(torch.ones(1), torch.ones(1, 1), torch.ones(1, 1), newest=True),
-    "drafts": lambda: viz.drafted_text([([1000 + i], [1000 + i, i]) for i in range(150)]),
     **{f"map {notebook}": partial(viz.engine_map, notebook) for notebook in range(1, 20)},
 }
 
@@ -168,21 +134,15 @@ def test_the_picture_that_the_documentation_writes_is_drawn() -> None:
         (lambda: viz.request_rows(make_rows(), {4: 1}), "seq_lens.*4"),
         (lambda: viz.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
         (lambda: viz.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
-        (lambda: viz.block_rows(make_rows(), make_pool(64, 4), 1, 14), "slot"),
-        (lambda: viz.tiers(make_engine().cache, {"A": [1]}), "cache"),
         (lambda: viz.input_metadata(worked_example(), fields=["slots"]), "fields.*slots"),
         (lambda: viz.input_metadata(worked_example(), tokens=["a"]), "tokens"),
         (lambda: viz.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),
         (lambda: viz.attention_mask(torch.ones(1, 3).bool(), prefix_len=1), "mask"),
-        (lambda: viz.adapter_rows(make_engine(), "lm_head"), "engine"),
-        (lambda: viz.verify_rows(make_engine()), "engine"),
         (lambda: viz.last_input_metadata(make_engine()), "last_batch"),
-        (lambda: viz.drafted_text([([], [1]), ([5], [6, 7])]), r"passes\[1\]"),
         (lambda: viz.bars({"a": -1}, unit="ms"), "values.*-1"),
         (lambda: viz.bars({"a": 1}, unit="ms", compare="b"), "compare='b'"),
         (lambda: viz.lines({"a": ([0, 2], [1, 1])}, x="x", y="y", log=True), "series"),
         (lambda: viz.heat_map([[1.5]], ["a"], ["b"]), "values"),
-        (lambda: viz.split_product(np.ones(4), np.ones((4, 6)), np.ones((6, 3)), 4), "parts=4"),
         (lambda: viz.engine_map("kernel"), "here.*kernel"),
     ],
 )

@@ -16,9 +16,10 @@ from PIL import Image
 from nanoinfer import viz
 from nanoinfer.viz import lettering
 from nanoinfer.viz.palette import FETCHED, LINES, PHASE_STYLES, REQUESTS, ROLES, Style, owner_style
-from nanoinfer.viz.passes import ADAPTERS
+from notebooks.course.pictures.passes import ADAPTERS
 from tests.helpers.pictures import make_pool, make_tree, take, texts, worked_example
 
+EXAMPLE = Path(__file__).parents[3] / "data" / "trace" / "example.json"
 STYLE = {
     "text.usetex": True,
     "font.family": "serif",
@@ -33,7 +34,7 @@ def drawings() -> dict[str, viz.Picture]:
         "metadata": viz.input_metadata(worked_example(), tokens=["$a_1$"] * 12, caption="C."),
         "slots": viz.slot_map(make_pool(40), {"request 1": [2]}, caption="C."),
         "lines": viz.lines({"a": ([1, 2], [3, 4]), "b": ([1, 2], [4, 3])}, x="$x$", y="y", log=True, caption="C."),
-        "padding": viz.padded_batch([3, 5], caption="C."),
+        "bars": viz.bars({"a": 3, "b": 5}, unit="ms", caption="C."),
         "tree": viz.radix_tree(make_tree(), caption="C."),
     }
 
@@ -103,11 +104,14 @@ def test_matplotlib_is_imported_by_pictures_only_and_without_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    run = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['matplotlib'] = None\nfrom nanoinfer import viz"],
-        capture_output=True,
-        text=True,
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import nanoinfer.server.app\n"
+        "from nanoinfer.viz.trace import Trace; print(Trace.load(sys.argv[1]).player().html()[:15])\n"
+        "from nanoinfer import viz; viz.bars"
     )
+    run = subprocess.run([sys.executable, "-c", code, EXAMPLE], capture_output=True, text=True)
+    assert run.stdout == "<!doctype html>\n", run.stderr
     assert "pip install" in run.stderr.splitlines()[-1]
 
 

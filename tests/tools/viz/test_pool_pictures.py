@@ -1,22 +1,17 @@
 """Pictures of pools, rows and the radix tree show what these objects hold."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
-import torch
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
-from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.cache.block_events import block_hashes
+from nanoinfer import viz
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
-from nanoinfer.viz.palette import REQUESTS, ROLES, request_style
+from nanoinfer.viz.palette import REQUESTS, ROLES
 from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import faces, insert, make_pool, make_rows, make_tree, named, take, texts
-from tests.helpers.tiers import disk_of, tier_of
+from tests.helpers.tiers import tier_of
 
 FREE, TREE, LOCKED, LEAKED, CONFLICT, IN_USE, PADDING, LEFTOVER, NEW, HIGHLIGHT = (
     ROLES[role].face
@@ -109,19 +104,6 @@ def test_what_a_request_fetched_is_drawn_among_the_trees_slots() -> None:
     assert "(32 came back from host memory)" in viz.engine(engine).alt
 
 
-def test_a_request_is_drawn_as_slots_as_blocks_and_in_the_buffer() -> None:
-    rows, pool = ReqToTokenPool(3, 64), make_pool(32, page_size=4)
-    take(pool, 12)
-    rows.req_to_token[1, :6] = torch.tensor([8, 9, 10, 11, 0, 1], dtype=torch.int32)
-    picture = viz.block_rows(rows, pool, 1, 6, new=1)
-    own = request_style(1).face
-    assert [faces(picture, f"row {n}")[0] for n in range(6)] == [*[own] * 5, NEW]
-    assert [faces(picture, f"table {i}")[0] for i in range(2)] == [own] * 2
-    assert {"block 2", "block 0"} <= set(texts(picture))
-    looks = {slot: faces(picture, f"slot {slot}")[0] for slot in (8, 0, 1, 2, 4, 12)}
-    assert looks == {8: own, 0: own, 1: NEW, 2: PADDING, 4: IN_USE, 12: FREE}
-
-
 # --- the tree --------------------------------------------------------------------------------------------------------
 
 
@@ -162,40 +144,3 @@ def test_of_a_large_tree_what_is_marked_is_drawn_and_the_rest_is_counted() -> No
     left_out = [int(text.split()[1]) for text in texts(picture) if "more node" in text]
     assert len(named(picture, "node")) + sum(left_out) == 46
     assert HIGHLIGHT in {to_hex(patch.get_edgecolor()) for patch in picture.findobj(Rectangle)}
-
-
-# --- tiers and blocks ----------------------------------------------------------------------------------------------
-
-
-def test_each_tier_has_a_line_with_what_it_holds_and_looking_is_no_use(tmp_path: Path, patient_files: None) -> None:
-    llm = LLM("story", max_total_tokens=96, max_context_len=80, host_cache_tokens=32, cache_dir=tmp_path)
-    disk = disk_of(llm.engine)
-    prompts = {"A": [5, *range(100, 163)], "B": [5, *range(200, 263)]}
-    for tokens in prompts.values():
-        llm.generate(tokens, SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True), use_tqdm=False)
-    llm.save_cache()
-    cache = llm.engine.cache
-    assert cache.next_tier is not None
-    index = cache.next_tier.index
-    before = [block.start for block in index], [node.last_access_time for _, node in cache.radix_cache.nodes()]
-    picture = viz.tiers(cache, prompts)
-    assert before == (
-        [block.start for block in index],
-        [node.last_access_time for _, node in cache.radix_cache.nodes()],
-    )
-    for label, tokens in prompts.items():
-        ids, starts = np.array(tokens, np.int64), range(0, len(tokens), 16)
-        assert len(named(picture, f"{label} pool")) == (cache.radix_cache.peek_prefix(ids, None)[0] > 0)
-        for name, tier in (("host memory", index), ("files", disk)):
-            held = sum(tier.reach(ids[: at + 16], None, at) > at for at in starts)
-            assert len(named(picture, f"{label} {name}")) == held
-
-
-def test_a_block_has_its_hash_and_equal_beginnings_are_shared() -> None:
-    tokenizer = LLM("story", max_total_tokens=64).tokenizer
-    assert tokenizer is not None
-    one, other = list(range(100, 110)), [*range(100, 104), *range(200, 208)]
-    picture = viz.hashed_blocks({"one": one, "other": other}, 4, tokenizer)
-    assert (len(named(picture, "one block")), len(named(picture, "other block"))) == (2, 3)
-    assert {f"{block >> 48:04x}" for block in block_hashes(one, 4)} <= set(texts(picture))
-    assert picture.alt.count("1 block shared") == 2

@@ -8,9 +8,8 @@ from nanoinfer.viz.lettering import SMALL, TINY, text_width
 from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, owner_style, request_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Heading, Sheet
-from nanoinfer.viz.words import abridged, count, num_bytes, percent
+from nanoinfer.viz.words import count, num_bytes, percent
 
-MOST_ROWS = 24
 HEIGHT = 19.0
 
 
@@ -30,19 +29,16 @@ def session_steps(
     x0 = sheet.left + max(text_width(text) for text in [*names.values(), "rows in the pass"]) + 12
     width = min((sheet.right - x0 - 8) / len(steps), 34.0)
     sheet.text(x0 - 8, sheet.y + 6, "decode pass", ha="right", size=SMALL, colour=MUTED)
-    for i in range(
-        0, len(steps), next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, len(steps)) if n * width >= 22)
-    ):
+    for i in range(0, len(steps), next(n for n in (1, 2, 5, 10, 20, 50, 100) if n * width >= 22)):
         sheet.text(x0 + (i + 0.5) * width, sheet.y + 6, str(i + 1), ha="center", size=TINY, colour=MUTED)
     sheet.y += 16
-    for place in abridged(len(ids), MOST_ROWS):
-        label = "…" if place is None else names[ids[place]]
-        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, label, ha="right")
+    for request_id in ids:
+        sheet.text(x0 - 8, sheet.y + HEIGHT / 2, names[request_id], ha="right")
         for i, step in enumerate(steps):
-            if place is not None and ids[place] in step:
+            if request_id in step:
                 cell = x0 + i * width, sheet.y, width, HEIGHT
                 edge = "#ffffff" if width > 10 else None
-                sheet.rect(*cell, request_style(ids[place]), edge=edge, name=f"request {ids[place]} pass {i + 1}")
+                sheet.rect(*cell, request_style(request_id), edge=edge, name=f"request {request_id} pass {i + 1}")
         sheet.line([x0, x0 + len(steps) * width], [sheet.y + HEIGHT + 1.5] * 2, colour=GRID, line=0.3)
         sheet.y += HEIGHT + 3
     # The number of rows of each pass as bars; above them what could have been.
@@ -54,17 +50,8 @@ def session_steps(
         x, height = x0 + i * width, number * unit
         if max_rows is not None:
             sheet.rect(x, top, width, base - height - top, ROLES["padding"], name=f"unused pass {i + 1}")
-        sheet.cell(
-            x,
-            base - height,
-            width,
-            height,
-            ROLES["in_use"],
-            str(number),
-            size=TINY,
-            edge=None,
-            name=f"rows pass {i + 1}",
-        )
+        place, name = (x, base - height, width, height), f"rows pass {i + 1}"
+        sheet.cell(*place, ROLES["in_use"], str(number), size=TINY, edge=None, name=name)
     sheet.line([x0, x0 + len(rows) * width], [base, base], colour=MUTED)
     sheet.y = base + 10
     if max_rows is not None:
@@ -73,16 +60,14 @@ def session_steps(
     used = f", {sum(rows)} of {passes * max_rows} possible rows used" if max_rows is not None else ""
     first = {request_id: next(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
     last = {request_id: max(i for i, step in enumerate(steps, 1) if request_id in step) for request_id in ids}
-    spans = ", ".join(f"{names[r]} in passes {first[r]}-{last[r]}" for r in ids[:12])
-    more = f" and {len(ids) - 12} more" if len(ids) > 12 else ""
+    spans = ", ".join(f"{names[r]} in passes {first[r]}-{last[r]}" for r in ids)
     return sheet.picture(
         f"{count(len(ids), 'request')}, {passes} decode passes with {min(rows)} to {max(rows)} rows, "
-        f"{sum(rows) / max(passes, 1):.1f} on average{used}: {spans}{more}."
+        f"{sum(rows) / max(passes, 1):.1f} on average{used}: {spans}."
     )
 
 
 MOST_CELLS = 40
-MOST_SESSIONS = 24
 
 
 def padded_batch(
@@ -106,7 +91,7 @@ def padded_batch(
     gutter = min(max(text_width(name) for name in names) + 12, 200)
     room = sheet.right - sheet.left - gutter - 150
     x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
-    for i, (name, length) in enumerate(list(zip(names, lens, strict=True))[:MOST_SESSIONS]):
+    for i, (name, length) in enumerate(zip(names, lens, strict=True)):
         sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
         if longest <= MOST_CELLS:
             for k in range(longest):
@@ -123,8 +108,6 @@ def padded_batch(
     sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)
     sheet.text((x0 + end) / 2, sheet.y + 15, f"longest: {longest:,}", size=SMALL, ha="center", colour=MUTED)
     sheet.y += 30
-    if len(lens) > MOST_SESSIONS:
-        sheet.caption(f"… and {count(len(lens) - MOST_SESSIONS, 'more row')}.")
     in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
     of_used = f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"
     of_padding = f"{cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"

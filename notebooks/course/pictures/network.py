@@ -211,13 +211,10 @@ NAMES, SPACE = 92.0, 34.0
 def split_product(x: Any, first: Any, second: Any, parts: int, **heading: Unpack[Heading]) -> Picture:
     """`x` [d] @ `first` [d, f] @ `second` [f, d], drawn per process: its columns of `first`, its rows of `second`, and the
     numbers of its partial sum; below, the sum of all.
-
-    ValueError for `parts` that do not divide f.
+    `parts` divides f.
     """
     vector, one, two = (np.asarray(each, dtype=np.float64) for each in (x, first, second))
     (d, f), out = one.shape, two.shape[1]
-    if f % parts:
-        raise ValueError(f"parts={parts}: must divide f={f}")
     size = f // parts
     sheet = Sheet(default_title="Columns of the first matrix, rows of the second", **heading)
     cell = min(CELL, (sheet.right - sheet.left - NAMES - 4 * SPACE - WIDE * out) / (d + 2 * f + out))

@@ -13,7 +13,7 @@ from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PLAIN, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Heading, Look, Sheet
-from nanoinfer.viz.words import checked_lens, count, run_list, runs, visible_ends
+from nanoinfer.viz.words import count, run_list, runs, visible_ends
 
 GUTTER, TALL = 92.0, 22.0
 FREE, OTHERS, EMPTY = ROLES["free"], ROLES["in_use"], ROLES["padding"]
@@ -31,14 +31,12 @@ def block_rows(
     """The request in `row`, with `length` tokens, the last `new` of them computed in this pass.
 
     Above, its row: a slot per token. Below it, its block table: a block per `page_size` tokens, with the offsets. Last, all
-    slots of the pool, block by block. Raises ValueError when `row` or `length` is out of range, or a token is not at the
-    offset where a block table has it.
+    slots of the pool, block by block.
     """
     rows, pool = req_to_token_pool.req_to_token, token_to_kv_pool
-    checked_lens("row", {row: length}, len(rows), rows.shape[1])
     size = pool.page_size
     slots = rows[row, :length].numpy().astype(np.int64)
-    table = _block_table(slots, size)
+    table = [int(block) for block in slots[::size] // size]
     label = f"request {row}"
     style = owner_style(label, row)
     sheet = Sheet(default_title=f"{label}: its row, its block table, and the buffer in blocks of {size}", **heading)
@@ -59,18 +57,6 @@ def block_rows(
         f"{label} has {count(length, 'token')} in slots {runs(slots, 8)}{last}; its block table is [{blocks}] with blocks "
         f"of {size} slots; the buffer has {count(pool.size // size, 'block')}."
     )
-
-
-def _block_table(slots: np.ndarray, size: int) -> list[int]:
-    """The blocks of a row of slots. ValueError where a token's slot is not at its offset of its block."""
-    blocks = slots[::size] // size
-    wanted = blocks.repeat(size)[: len(slots)] * size + np.arange(len(slots)) % size
-    for n in np.flatnonzero(wanted != slots)[:1]:
-        raise ValueError(
-            f"req_to_token_pool: token {n} is in slot {slots[n]}, must be in {wanted[n]}: a block table lists whole "
-            f"blocks of page_size={size}"
-        )
-    return [int(block) for block in blocks]
 
 
 def _row_and_table(
@@ -118,7 +104,6 @@ def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[in
 
 BOX, BOX_PITCH, ARROW = 56.0, 64.0, 16.0
 LINES, LINE = 3, 10.5  # of a block's text
-MOST_BLOCKS = 5
 
 
 def hashed_blocks(
@@ -134,29 +119,27 @@ def hashed_blocks(
     shared = {block for block in seen if seen.count(block) > 1}
     sheet = Sheet(default_title=f"Blocks of {block_size} tokens", **heading)
     gutter = min(max(map(text_width, prompts)) + 14, 150)
-    columns = min(max(len(of) for of in hashes.values()), MOST_BLOCKS) + 1
+    columns = max(len(of) for of in hashes.values()) + 1
     width = min((sheet.right - sheet.left - gutter) / columns - ARROW, 190.0)
     for label, tokens in prompts.items():
         y, x = sheet.y, sheet.left + gutter
         sheet.text(x - 8, y + BOX / 2, label, ha="right", width=gutter - 8)
         of = hashes[label]
-        for i, block in enumerate(of[:MOST_BLOCKS]):
+        for i, block in enumerate(of):
             text = visible_ends(tokenizer.decode(list(tokens[i * block_size : (i + 1) * block_size])))
             _block(sheet, x, y, width, text, block, block in shared, f"{label} block {i}")
             if i + 1 < len(of):
                 sheet.arrow([x + width, x + width + ARROW], [y + BOX / 2] * 2, colour=MUTED, line=1.0)
             x += width + ARROW
-        if len(of) > MOST_BLOCKS:
-            sheet.text(x + 4, y + BOX / 2, f"… {count(len(of) - MOST_BLOCKS, 'more block')}", size=SMALL, colour=MUTED)
-        elif rest := len(tokens) % block_size:
+        if rest := len(tokens) % block_size:
             sheet.cell(x, y, 70, BOX, ROLES["leftover"], count(rest, "token"), size=TINY, edge="#b8b8b8", name="rest")
         sheet.y += BOX_PITCH
     sheet.y += 2
     too_few = "not in use: too few tokens for a block, so without a hash"
     sheet.legend([(ROLES["leftover"], too_few)], marked="marked: a block that several prompts have" if shared else "")
     said = [
-        f"{label}: {count(len(of), 'block')} ({', '.join(map(_short, of[:MOST_BLOCKS]))}"
-        f"{', …' if len(of) > MOST_BLOCKS else ''}), {count(sum(b in shared for b in of), 'block')} shared"
+        f"{label}: {count(len(of), 'block')} ({', '.join(map(_short, of))}), "
+        f"{count(sum(b in shared for b in of), 'block')} shared"
         for label, of in hashes.items()
     ]
     return sheet.picture("; ".join(said) + ".")
@@ -189,11 +172,8 @@ LINE_HEIGHT, LINE_PITCH, GAP, NAMES = 17.0, 20.0, 12.0, 78.0
 def tiers(cache: CacheManager, prompts: Mapping[str, Sequence[int]], **heading: Unpack[Heading]) -> Picture:
     """Per prompt (label → token ids), a line for each tier that `cache` has, with what it holds of these tokens: the pool
     any number of the first ones, host memory and files blocks. Looking counts as no use.
-
-    ValueError for a cache without tiers below its pool.
     """
-    if cache.next_tier is None:
-        raise ValueError("cache: has no tier below its pool (see host_cache_tokens and cache_dir)")
+    assert cache.next_tier is not None
     held = {label: _held(cache, np.asarray(tokens, np.int64)) for label, tokens in prompts.items()}
     sheet = Sheet(default_title="Where K/V is", **heading)
     gutter = min(max(map(text_width, prompts)) + 14, 150)

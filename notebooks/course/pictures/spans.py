@@ -149,8 +149,8 @@ UPPER, LOWER, GAP = 40.0, 34.0, 20.0  # heights of the tokens and of the request
 def replicas(
     passes: Mapping[str, Sequence[Any]],
     *,
-    until: float | None = None,
-    most_requests: int | None = None,
+    until: float,
+    most_requests: int,
     ends: Mapping[str, float] | None = None,
     **heading: Unpack[Heading],
 ) -> Picture:
@@ -161,23 +161,21 @@ def replicas(
     several pictures can be compared. `ends`: when a replica died.
     """
     everything = [each for of in passes.values() for each in of]
-    last = max(each.end for each in everything) if until is None else until
     tallest = max(each.cached + each.computed for each in everything) or 1.0
-    most = max(each.running + each.waiting for each in everything) if most_requests is None else most_requests
     sheet = Sheet(default_title="What each replica finds and computes, and its requests", **heading)
     x0 = sheet.left + min(max(text_width(name, weight="bold") for name in passes) + 14, 120) + 62
-    scale = (sheet.right - x0 - 118) / (last or 1.0)
+    scale = (sheet.right - x0 - 118) / until
     bands = [("tokens", "cached", ROLES["tree"], "found"), ("tokens", "computed", ROLES["new"], "computed")]
     bands += [("requests", each, ROLES[role], each) for each, role in (("running", "in_use"), ("waiting", "hidden"))]
     said, bottom = [], sheet.y + (UPPER + 6 + LOWER + GAP) * len(passes) - GAP
-    _axis(sheet, x0, scale, 0, last, "seconds", bottom)
+    _axis(sheet, x0, scale, 0, until, "seconds", bottom)
     for name, of in passes.items():
         base = {"tokens": sheet.y + UPPER, "requests": sheet.y + UPPER + 6 + LOWER}
-        per_one = {"tokens": UPPER / tallest, "requests": LOWER / (most or 1.0)}
+        per_one = {"tokens": UPPER / tallest, "requests": LOWER / most_requests}
         sheet.text(sheet.left, (sheet.y + base["requests"]) / 2, name, weight="bold", width=100)
         for what, y in base.items():
             sheet.text(x0 - 8, y - 18, what, size=TINY, ha="right", colour=MUTED)
-            sheet.line([x0, x0 + scale * last], [y, y], colour=GRID, line=0.6)
+            sheet.line([x0, x0 + scale * until], [y, y], colour=GRID, line=0.6)
         for i, each in enumerate(of):
             reached = dict(base)
             for what, field, style, called in bands:
