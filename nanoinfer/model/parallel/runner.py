@@ -49,7 +49,7 @@ class SplitRunner(ModelRunner):
 
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
         """As in ModelRunner, by all ranks, which have to leave it together: if one does not, the model is `broken`, also
-        when Ctrl-C interrupts a step by hand. RankError if a rank has ended."""
+        when Ctrl-C interrupts a manual step. RankError if a rank has ended."""
         for message in self._told.news(self.adapters):
             with self._ranks.doing(message):
                 pass
