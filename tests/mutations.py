@@ -38,7 +38,7 @@ COPIED = (
     "LICENSE",
     ".ci",
 )
-# What is most likely to notice comes first: the unit tests of the changed room, then these, and then all that is left.
+# What is most likely to notice comes first: the unit tests of the changed folder, then these, and then all that is left.
 UNITS = [f"tests/unit/{name}" for name in ("engine", "scheduler", "cache", "sampling")]
 WHOLE = ["tests/property", "tests/threads", "tests/families", "tests/numerics"]
 REST = ["tests", *(f"--ignore={place}" for place in (*UNITS, *WHOLE, "tests/notebooks"))]
@@ -127,9 +127,9 @@ def _replaced(lines: list[str], node: ast.AST, text: str) -> tuple[int, str]:
     return row, (line[: node.col_offset] + parenthesized.encode() + line[node.end_col_offset :]).decode()
 
 
-def chosen(count: int, seed: int, places: list[str]) -> list[Mutation]:
+def chosen(count: int, seed: int, paths: list[str]) -> list[Mutation]:
     """So many mutations, spread over the files by how many each allows."""
-    files = [file for place in places for file in (sorted((ROOT / place).rglob("*.py")) or [ROOT / place])]
+    files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     return random.Random(seed).sample([mutation for file in files for mutation in mutations_of(file)], count)
 
 
@@ -138,10 +138,10 @@ def killed_by(mutation: Mutation, copied: Path) -> str | None:
     target = copied / mutation.file
     kept = target.read_text()
     target.write_text(mutation.text)
-    room = f"tests/unit/{Path(mutation.file).parts[1]}"
+    folder = f"tests/unit/{Path(mutation.file).parts[1]}"
     try:
-        for places in ([room], [place for place in UNITS if place != room], WHOLE, REST):
-            if (noticed := failure(places, copied)) is not None:
+        for paths in ([folder], [unit for unit in UNITS if unit != folder], WHOLE, REST):
+            if (noticed := failure(paths, copied)) is not None:
                 return noticed
         return None
     finally:

@@ -213,8 +213,8 @@ class GeneratorTorch:
                 while not pool.obtain(adapter, used) and pool.wait():
                     if (failure := pool.take_failure()) is not None:
                         raise failure[1]
-        places = [-1 if adapter is None else adapter.slot for adapter in adapters]
-        return np.array(places, dtype=np.int32) if used else None
+        adapter_slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
+        return np.array(adapter_slots, dtype=np.int32) if used else None
 
     def _runner(self, inputs: PagedInputs, kv: BlockKV) -> ModelRunner:
         """A runner over the caller's memory: block tables become rows of a ReqToTokenPool, and slots are slots.

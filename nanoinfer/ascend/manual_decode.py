@@ -1,4 +1,4 @@
-"""Greedy decoding by hand, without a scheduler: several passes of forward_tensor with only argmax and advance_step between.
+"""Manual greedy decoding, without a scheduler: several passes of forward_tensor with only argmax and advance_step between.
 
 The scheduler's work is done in advance: every request gets the blocks for all of its tokens. After that, a step is three
 operations on tensors that stay where they are. On an accelerator, the host does not have to look at anything in between.

@@ -23,8 +23,8 @@ class BlockFeed:
             snapshot = feed.snapshot()  # everything; go on with feed.since(snapshot.seq)
 
     `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
-    (those of `Turns`, for an engine). Without `soon`, call `cut` after each step. The newest batches are kept, as many as
-    have `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
+    (see `Engine.block_feed`). Without `soon`, call `cut` after each step. The newest batches are kept, as many as have
+    `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
     `below(event_block_size, changed)`: what tiers below the tree hold (`HostTier.tell`), which call `changed`.
     `listeners`: called, in the thread of the step or visit, when there is a new batch; they must be quick and not raise.
     """

@@ -90,7 +90,7 @@ class CacheManager:
         if missing > 0:
             self.evicted_tokens += self.radix_cache.evict(missing)
         slots = self.token_to_kv_pool.alloc(need_size)
-        assert slots is not None, f"{need_size} slots promised, {self.obtainable_size()} obtainable"
+        assert slots is not None, f"{need_size} slots needed, {self.obtainable_size()} obtainable"
         return slots.numpy()
 
     def alloc_up_to(self, reqs: Sequence[Req], lens: Sequence[int]) -> None:

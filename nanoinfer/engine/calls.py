@@ -98,7 +98,7 @@ class Calls:
 
     def dispatch(self, updates: Sequence[Update]) -> None:
         """Tell the calls what is new of their requests."""
-        told: list[BaseException] = []  # errors that a call raises itself
+        raised: list[BaseException] = []  # errors that a call raises itself
         for update in updates:
             if (call := self._calls.get(update.request_id)) is None:
                 continue
@@ -112,8 +112,8 @@ class Calls:
                 self._abort(call)
                 error = error or failure
             if error is not None:
-                call.news.put(_step_failed(error) if error in told else error)
-                told.append(error)
+                call.news.put(_step_failed(error) if error in raised else error)
+                raised.append(error)
             elif isinstance(update, RequestOutput) and update.finished:
                 call.news.put(update)
 

@@ -39,7 +39,7 @@ class Loop(Protocol):
         """The requests of clients that have not ended. May be called at any time."""
 
     def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
-        """Hand out updates to the clients of their requests; returns the outputs of requests that were added by hand."""
+        """Dispatch updates to the clients of their requests; returns the outputs of requests of manual steps."""
 
     def post_soon(self, command: Callable[[], object]) -> None:
         """Run `command` between two steps, if there is a thread. May be called at any time."""

@@ -33,10 +33,10 @@ class Engine(EngineControl):
 
     A plain object for one thread: drive it yourself (`add_request`, `step`), or leave that to `loop`, the thread behind an
     LLM, an AsyncEngine and a server (see engine_loop.py). Everything but `step` may be called from any thread, and waits
-    for the current step to end. A step by hand while the loop has work is a RuntimeError.
+    for the current step to end. A manual step while the loop has work is a RuntimeError.
 
     When the model's forward pass or the sampler raises, the requests of that pass end. When anything else in a step raises
-    (a bug, or Ctrl-C in a step by hand), nobody knows any more who owns which slot. Then the engine resets: all requests
+    (a bug, or Ctrl-C in a manual step), nobody knows any more who owns which slot. Then the engine resets: all requests
     end with the error, tree and pools are emptied, and it serves on.
 
     `clock` returns seconds, for deadlines, latencies and step times. `draft_runner` runs the draft model of
@@ -181,13 +181,13 @@ class Engine(EngineControl):
         interrupted.
         """
         self.check_process()
-        self._check_by_hand()  # at once, and again when the lock is had
+        self._check_manual_step()  # at once, and again when the lock is had
         self.let_others_in()
         with self.lock:
-            self._check_by_hand()
+            self._check_manual_step()
             return self.deliver(self.make_step())
 
-    def _check_by_hand(self) -> None:
+    def _check_manual_step(self) -> None:
         if self.loop is not None and self.loop.has_work():
             raise RuntimeError(
                 "this engine's own thread is serving requests of an LLM or an AsyncEngine, and steps the engine: wait "

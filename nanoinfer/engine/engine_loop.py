@@ -138,7 +138,7 @@ class EngineLoop:
         return bool(self._clients) and self._engine.seconds_to_deadline() == 0
 
     def deliver(self, updates: Sequence[Update]) -> list[RequestOutput]:
-        """Hand out updates to the clients of their requests; returns the outputs of requests that were added by hand."""
+        """Dispatch updates to the clients of their requests; returns the outputs of requests of manual steps."""
         others, by_client = list[RequestOutput](), dict[Client, list[Update]]()
         for update in updates:
             client = self._clients.get(update.request_id)

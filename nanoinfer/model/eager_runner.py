@@ -1,4 +1,4 @@
-"""EagerRunner: passes whose arguments are made by hand, with the names of nano-sglang, the small engine that this one
+"""EagerRunner: passes with explicit arguments, by the names of nano-sglang, the small engine that this one
 began with. The engine does not use them."""
 
 from abc import ABC, abstractmethod
@@ -86,7 +86,7 @@ class EagerRunner(ABC):
         return output.logits, mean_logprobs(output, batch)
 
     def _checked(self, input_ids: torch.Tensor, *arguments: Any, **more: Any) -> tuple[torch.Tensor, InputMetadata]:
-        """Check arguments made by hand: `input_ids` here, and the others in `InputMetadata.create`. Returns the ids as the
+        """Check explicit arguments: `input_ids` here, and the others in `InputMetadata.create`. Returns the ids as the
         kernels take them, int64 and side by side in memory."""
         metadata = InputMetadata.create(self, self.tp_size, *arguments, **more)
         check_input_ids(input_ids, len(metadata.positions), self.model)

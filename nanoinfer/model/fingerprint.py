@@ -67,9 +67,7 @@ def kernels_of(model: LoadedModel, attention_backend: object) -> str:
 def source_digest(network: object) -> str:
     """SHA-256 of the code that computes K/V: whoever changes a model's code must not get what the old code computed."""
     package = Path(__file__).parent.parent
-    files = [
-        file for room in ("adapters", "cache", "kernels", "model") for file in sorted((package / room).rglob("*.py"))
-    ]
+    files = [file for folder in ("cache", "model") for file in sorted((package / folder).rglob("*.py"))]
     families = {getattr(sys.modules.get(cls.__module__), "__file__", None) for cls in type(network).__mro__}
     files += [
         Path(file)

@@ -140,7 +140,7 @@ class InputMetadata:
         out_cache_cont_end: int | None = None,
         return_normalized_logprob: bool = False,
     ) -> "InputMetadata":
-        """Check arguments made by hand, and derive all fields from them (see `of`). Changes nothing.
+        """Check explicit arguments, and derive all fields from them (see `of`). Changes nothing.
 
         `tp_size`: over how many processes `model_runner` splits the model. The metadata is the same in each of them.
         `prefix_lens` is ignored in DECODE. Shapes and dtypes: see the class's tables.

@@ -1,4 +1,4 @@
-"""What the model's room knows of models that are split over processes: which part of a tensor a process has.
+"""Models that are split over processes, as layers and loader see them: which part of a tensor a process has.
 
 The rules themselves, and everything about processes, are in nanoinfer/model/parallel/.
 """

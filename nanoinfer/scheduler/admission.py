@@ -124,7 +124,7 @@ class PassPrefixes:
 class Admission:
     """One round of admission: keeps track of what this pass has left, and gives a verdict on each candidate.
 
-    The room is the slots that can be allocated, minus those promised to running requests: each is promised enough for the
+    The room is the slots that can be allocated, minus those reserved for running requests: each reserves enough for the
     share `ratio` of the tokens it may still produce. `open`: this pass may take another request.
     """
 
@@ -141,7 +141,7 @@ class Admission:
         self._prefixes = PassPrefixes(cache)
         self._rows_left = cache.req_to_token_pool.available_size()
         self._tokens_left = config.max_prefill_tokens  # of one pass; PrefillBudget: of all passes between two DECODEs
-        self._promised = sum(cache.outstanding_size(req, ratio) for req in running)
+        self._reserved = sum(cache.outstanding_size(req, ratio) for req in running)
         self._is_first, self.open = True, self._rows_left > 0
         for req in planned:
             self._count(req)
@@ -149,7 +149,7 @@ class Admission:
     def verdict(self, req: Req) -> Verdict:
         """Decide on the next candidate, whose prefix is locked. If there is room, continues its prefix with what the tier
         below the pool has of it, and sets where its chunk ends."""
-        if self._promised + self._cache.outstanding_size(req, self._ratio) > self._cache.obtainable_size():
+        if self._reserved + self._cache.outstanding_size(req, self._ratio) > self._cache.obtainable_size():
             return Verdict.NO_ROOM
         if self._cache.next_tier is not None:
             self._cache.next_tier.fetch(req)
@@ -164,7 +164,7 @@ class Admission:
     def add(self, req: Req) -> None:
         """Count `req`, which is admitted. A chunk that does not reach the end of its prompt is the last in its pass."""
         self._rows_left -= 1
-        self._promised += self._cache.outstanding_size(req, self._ratio)
+        self._reserved += self._cache.outstanding_size(req, self._ratio)
         self.open = self._rows_left > 0 and req.chunk_end == req.num_tokens
         self._count(req)
 
@@ -198,6 +198,6 @@ class AdmissionCache:
         """True when the request still cannot fit. A lower ratio gives more room and needs less."""
         if self._req is None or not running or state != self._noted:
             return False
-        promised = sum(self._cache.outstanding_size(req, ratio) for req in running)
-        room = self._cache.obtainable_size() - promised
+        reserved = sum(self._cache.outstanding_size(req, ratio) for req in running)
+        room = self._cache.obtainable_size() - reserved
         return self._cache.outstanding_size(self._req, ratio) - self._covered > room

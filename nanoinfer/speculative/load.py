@@ -16,7 +16,7 @@ from nanoinfer.scheduler.multi_step import make_scheduler
 from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.speculative.draft_model import DraftModel, DraftSampler
 from nanoinfer.speculative.drafters import Drafter, GrammarDrafter, NgramDrafter, Surroundings, TreeDrafter
-from nanoinfer.speculative.scheduler import DraftingScheduler
+from nanoinfer.speculative.scheduler import SpeculativeScheduler
 
 BUNDLED_DRAFT_MODELS = {"story": "story-draft"}
 
@@ -90,4 +90,4 @@ def scheduler_for(
         return make_scheduler(config, cache, clock, adapters)
     surroundings = Surroundings(cache, sampler, draft_runner, config.chunked_prefill_size)
     drafters = [DRAFTERS[name](surroundings) for name in config.drafters]
-    return DraftingScheduler(config, cache, drafters, clock, adapters, vocab_size)
+    return SpeculativeScheduler(config, cache, drafters, clock, adapters, vocab_size)

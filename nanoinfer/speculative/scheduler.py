@@ -1,4 +1,4 @@
-"""DraftingScheduler: DECODE passes become VERIFY passes, which check drafts of the tokens to come.
+"""SpeculativeScheduler: DECODE passes become VERIFY passes, which check drafts of the tokens to come.
 
     schedule ──► alloc slots ──► drafters propose d1 d2 d3 ──► VERIFY: newest d1 d2 d3 ──► sample s1 s2 s3 s4 ──► compare
 
@@ -29,7 +29,7 @@ from nanoinfer.speculative.length_controller import LengthController
 Sampled = tuple[Req, int, dict[int, float] | None]
 
 
-class DraftingScheduler(Scheduler):
+class SpeculativeScheduler(Scheduler):
     """A Scheduler whose requests get drafts from `drafters`, where these have an idea and it pays (see LengthController).
 
     With `adaptive_drafts=False`, every request gets the drafts of the first drafter that has an idea, always.

@@ -18,8 +18,8 @@ class answer:
 
     In a notebook the output is one HTML element, `<details>`, which needs no script: it is folded where the cell has been
     run, where the notebook is only read, on GitHub and in what nbconvert makes of it, and it opens with a click or with
-    Enter. Its plain text is what the block would have printed. Pictures are inside as data, explorables as their frames.
-    A live widget cannot be inside and is shown below. Text on stderr is not folded.
+    Enter. Its plain text is what the block would have printed. Pictures are inside as data, interactive figures as their
+    frames. A live widget cannot be inside and is shown below. Text on stderr is not folded.
 
     Elsewhere (a terminal, a test) the block just runs. Exceptions pass through; what was shown before them is folded.
     `label`: the line to click on.
@@ -68,7 +68,7 @@ def folded_html(items: list[_Item], label: str = LABEL) -> str:
         is_still = after_page and not isinstance(item, str) and "image/png" in item[0]  # of the page above it
         if not is_still:
             parts.append(_stream_html(item) if isinstance(item, str) else _data_html(*item))
-        after_page = 'class="explorable"' in parts[-1]
+        after_page = 'class="interactive"' in parts[-1]
     return "\n".join([f"<details><summary>{html.escape(label)}</summary>", *filter(None, parts), "</details>"])
 
 

@@ -166,7 +166,7 @@ def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engi
     assert (answer.status, answer.code) == (503, "replica_lost")
 
 
-def test_a_door_knows_the_sampling_defaults_of_the_replicas(remote_engine: ModuleType) -> None:
+def test_an_ingress_knows_the_sampling_defaults_of_the_replicas(remote_engine: ModuleType) -> None:
     """At temperature 0, `n` choices are one completion, so the server must know (see Service.is_greedy)."""
     told = Description("m", None, EngineConfig(1, 100, 100), 100, (), sampling_defaults={"temperature": 0.0})
     builder = remote_engine.RemoteModel(told).builder

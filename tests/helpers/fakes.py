@@ -189,7 +189,7 @@ class FakeServer:
         self.check()
 
     def check(self) -> None:
-        """One owner a slot; rows agree with the tree; what is promised can be had; limits are kept."""
+        """One owner a slot; rows agree with the tree; what is reserved can be had; limits are kept."""
         running, waiting = self.scheduler.running, self.scheduler.waiting
         self.cache.check_integrity(running)
         assert len(running) <= self.config.max_running_requests

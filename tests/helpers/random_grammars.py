@@ -21,7 +21,7 @@ FINAL = '}])>". é'.encode()  # bytes that often bring an output nearer to its e
 @dataclass(frozen=True)
 class RandomGrammar:
     """`fields`: as SamplingParams take it. `matches`: whether a text is a complete output, told by Python's `re`, by
-    `jsonschema`, or by hand."""
+    `jsonschema`, or own code."""
 
     fields: dict[str, Any]
     matches: Callable[[str], bool]

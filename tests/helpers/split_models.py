@@ -32,20 +32,20 @@ class Room:
         self.size = size
         self.tensors: list[torch.Tensor | None] = [None] * size
         self._changed = threading.Condition()
-        self._arrived = self._meetings = 0
+        self._arrived = self._rounds = 0
         self._is_left = False
 
     def wait(self) -> None:
         """Until all ranks are here. RankError when one never will be. (A threading.Barrier that is broken behind a meeting
         raises also in threads that were at it and have not gone on yet.)"""
         with self._changed:
-            rendezvous = self._meetings
+            rendezvous = self._rounds
             self._arrived += 1
             if self._arrived == self.size:
-                self._arrived, self._meetings = 0, rendezvous + 1
+                self._arrived, self._rounds = 0, rendezvous + 1
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._meetings > rendezvous or self._is_left, HANG_S)
-            if self._meetings == rendezvous:
+            self._changed.wait_for(lambda: self._rounds > rendezvous or self._is_left, HANG_S)
+            if self._rounds == rendezvous:
                 raise RankError("a thread has left the room")
 
     def leave(self) -> None:

@@ -99,9 +99,9 @@ OTHERS: list[tuple[str, str]] = [
      "        if missing > 0:\n            return ceil(missing / self.rate)\n"
      "        self.full_at = start + cost / self.rate\n"),
     ("16.4",
-     "def times_of(arrivals, services, seats):\n    ends = []\n"
+     "def times_of(arrivals, services, max_running):\n    ends = []\n"
      "    for arrival, service in zip(arrivals, services):\n"
-     "        begin = arrival if len(ends) < seats else max(arrival, sorted(ends)[-seats])\n"
+     "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
      "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
     ("16.5",
      "import hmac\n\n\ndef is_allowed(given, keys):\n"

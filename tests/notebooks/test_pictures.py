@@ -17,7 +17,7 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.req import Req
 from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
-from nanoinfer.speculative.scheduler import DraftingScheduler
+from nanoinfer.speculative.scheduler import SpeculativeScheduler
 from nanoinfer.viz.palette import BARS, ROLES, request_style
 from notebooks.course import pictures
 from notebooks.course.pictures.passes import KINDS
@@ -104,7 +104,7 @@ def test_a_verify_shows_what_each_row_reads_and_which_drafts_were_right() -> Non
     llm = LLM("story", max_total_tokens=256, drafter="ngram", num_draft_tokens=6, adaptive_drafts=False)
     expected = LLM("story", max_total_tokens=256).generate(prompts[0], params)[0].token_ids
     scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, DraftingScheduler)
+    assert isinstance(scheduler, SpeculativeScheduler)
     scheduler.drafters = [Told({0: [*expected[1:3], *[expected[3] + 1] * 2]})]  # two that are right, and two others
     for prompt in prompts:
         llm.engine.add_request(prompt, params)

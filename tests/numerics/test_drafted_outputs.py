@@ -35,9 +35,9 @@ CASES: dict[str, dict[str, Any]] = {
     "all, no cache": {**TIGHT, "drafter": ("tree", "model"), "num_draft_tokens": 7, "disable_radix_cache": True},
     "all, adaptive": {"drafter": ALL, "num_draft_tokens": 7, "adaptive_drafts": True},
     "all, adaptive, tight, pages": {**TIGHT, "drafter": ALL, "page_size": 4, "adaptive_drafts": True},
-    "foreknowing": {"drafter": "foreknowing", "num_draft_tokens": 7},
-    "foreknowing, tight, not captured": {**TIGHT, "drafter": "foreknowing", "page_size": 4, "capture": False},
-    "foreknowing, plain torch": {"drafter": "foreknowing", "num_draft_tokens": 3, "attention_backend": "torch_native"},
+    "oracle": {"drafter": "oracle", "num_draft_tokens": 7},
+    "oracle, tight, not captured": {**TIGHT, "drafter": "oracle", "page_size": 4, "capture": False},
+    "oracle, plain torch": {"drafter": "oracle", "num_draft_tokens": 3, "attention_backend": "torch_native"},
 }
 
 
@@ -75,10 +75,10 @@ def test_what_is_returned_is_the_same_with_any_drafter_in_any_pool(
     case: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain, foreknowing = alone
+    plain, oracle = alone
     rng = np.random.default_rng(0)
-    foreknowing.plan = lambda req, most: (int(rng.integers(0, most + 1)), int(rng.integers(0, most + 2)))
-    monkeypatch.setitem(DRAFTERS, "foreknowing", lambda _: foreknowing)
+    oracle.plan = lambda req, most: (int(rng.integers(0, most + 1)), int(rng.integers(0, most + 2)))
+    monkeypatch.setitem(DRAFTERS, "oracle", lambda _: oracle)
     options = {"adaptive_drafts": False, "max_running_requests": 8, "random_seed": 0, **CASES[case]}
     for draft_model in draft_models if "model" in options["drafter"] else [None]:
         llm = tiny_llm(model, draft_model, **options)

@@ -65,8 +65,8 @@ def test_a_kind_from_outside_serves_every_family(family: str, made: list[str], c
     assert {"lm_head", "model.layers.2.self_attn.qkv_proj", "model.layers.0.mlp.down_proj"} <= set(made)
     assert all(isinstance(module.weights, RoundedWeights) and module.weight is None for module in linear.values())
 
-    by_hand = load_model(path, kernels="torch")
-    for name, module in by_hand.model.named_modules():
+    repacked = load_model(path, kernels="torch")
+    for name, module in repacked.model.named_modules():
         if isinstance(module, Linear):
             assert isinstance(module.weights, DenseWeights | GatedDenseWeights)
             module.weights.packed = rounded(module.weights.packed)  # of a tied head, too: the embedding keeps its table
@@ -76,7 +76,7 @@ def test_a_kind_from_outside_serves_every_family(family: str, made: list[str], c
         assert torch.equal(network.get_parameter(name), parameter), "embeddings, norms and biases are the checkpoint's"
 
     plain = LLM(path, max_total_tokens=128, kernels="torch")
-    for mine, other in zip(plain.model.model.modules(), by_hand.model.modules(), strict=True):
+    for mine, other in zip(plain.model.model.modules(), repacked.model.modules(), strict=True):
         if isinstance(mine, Linear):
             mine.weights = other.weights
     assert tokens(quantized) == tokens(plain)

@@ -96,7 +96,7 @@ def test_only_the_engine_runs_a_split_model(checkpoint: Checkpoint) -> None:
         assert len(llm.generate(PROMPTS[0], of(0))[0].token_ids) == 10, "and that still works"
 
 
-def test_passes_made_by_hand_are_checked_before_the_others_hear_of_them(checkpoint: Checkpoint) -> None:
+def test_explicit_arguments_are_checked_before_the_others_hear_of_them(checkpoint: Checkpoint) -> None:
     with split_llm(checkpoint("llama"), 2, **WHOLE) as llm:
         runner = llm.engine.model_runner
         with pytest.raises(ValueError, match="token 320 is outside"):

@@ -69,7 +69,7 @@ def kept(model: LoadedModel) -> dict[int, tuple[list[RequestOutput], set[tuple[i
 
 
 @pytest.fixture(scope="module")
-def knowing(model: LoadedModel) -> OracleDrafter:
+def oracle_drafter(model: LoadedModel) -> OracleDrafter:
     drafter, llm = OracleDrafter(VOCAB), tiny_llm(model, max_running_requests=8)
     reqs: list[Req] = []
     for prompt, fields in ROLLBACK:
@@ -93,7 +93,7 @@ def knowing(model: LoadedModel) -> OracleDrafter:
 def test_drafts_of_any_length_that_go_wrong_anywhere_leave_nothing_behind(
     model: LoadedModel,
     kept: dict[int, tuple[list[RequestOutput], set[tuple[int, ...]]]],
-    knowing: OracleDrafter,
+    oracle_drafter: OracleDrafter,
     plans: list[tuple[int, int]],
     num_draft_tokens: int,
     page_size: int,
@@ -110,12 +110,12 @@ def test_drafts_of_any_length_that_go_wrong_anywhere_leave_nothing_behind(
         count, right = plans[asked % len(plans)]
         return min(count, most), right
 
-    knowing.plan = plan
+    oracle_drafter.plan = plan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DRAFTERS, "foreknowing", lambda _: knowing)
+        patch.setitem(DRAFTERS, "oracle", lambda _: oracle_drafter)
         llm = tiny_llm(
             model,
-            drafter="foreknowing",
+            drafter="oracle",
             num_draft_tokens=num_draft_tokens,
             adaptive_drafts=adaptive_drafts,
             page_size=page_size,

@@ -7,21 +7,21 @@ is merged depends on it; when it fails, something is wrong all the same.
 It runs episode after episode, each of one of these kinds. Most are over a tiny model whose every token is known
 (tests/soak/episodes has them):
 
-- `by hand`: an engine with a random configuration (weights as they are or quantized; tiny pools, so that eviction and
-  retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right or mostly
-  wrong); random requests that share beginnings on purpose, greedy and seeded, some of several completions, some with a
-  logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the sampler and the allocators. After
-  every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py). Adapters are loaded
-  and unloaded all the time, and fetched late or not at all. From some moment on, the tree's events are followed, with and
-  without gaps: after every step they must come to the blocks of the tree's paths.
+- `manual`: manual stepping of an engine with a random configuration (weights as they are or quantized; tiny pools, so that
+  eviction and retraction are forced; page and chunk sizes, policies, a queue that fills up; drafters that are mostly right
+  or mostly wrong); random requests that share beginnings on purpose, greedy and seeded, some of several completions, some
+  with a logits processor; aborts, pauses, deadlines, flushes, and exceptions in the model, the sampler and the allocators.
+  After every step `check_integrity()` and a plain model of what a caller knows (tests/helpers/pressure.py). Adapters are
+  loaded and unloaded all the time, and fetched late or not at all. From some moment on, the tree's events are followed,
+  with and without gaps: after every step they must come to the blocks of the tree's paths.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
-- `threads`: an LLM used by several threads, while others abort, look, and try to step the engine by hand.
-- `doors`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop, are
-  slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
+- `threads`: an LLM used by several threads, while others abort, look, and try to step the engine manually.
+- `clients`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop,
+  are slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads, or in its
-  steps by hand.
-- `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are told
-  right from wrong by `re`, `jsonschema` and by hand, and their tokens by the same requests one at a time, without drafts.
+  manual steps.
+- `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are
+  checked by `re`, `jsonschema` and own code, and their tokens by the same requests one at a time, without drafts.
 - `exits`: processes that end with requests in flight, at random moments and in all ways that there are.
 - `files`: two processes that share a folder of K/V and are killed while they write; bits flip, disks are full, clocks jump.
 
@@ -38,7 +38,7 @@ At the end of an episode every request has ended exactly once, every finished on
 `transformers` gives for it alone (for quantized weights and grammars, the same network alone), and every slot is free;
 every process has ended with the return code that Python gives; every test has passed.
 
-What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`by hand`, `panics`, `grammars` and
+What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`manual`, `panics`, `grammars` and
 `examples` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
 several attempts).
 `--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
@@ -72,12 +72,12 @@ from tests.helpers.adapters import merged, save_adapter
 from tests.helpers.pressure import VOCAB, NetworkOracle, Oracle, WordTokenizer, World, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
 from tests.soak import traffic
-from tests.soak.episodes import doors, exits, files, grammars, killed_ranks, manual, threads
+from tests.soak.episodes import clients, exits, files, grammars, killed_ranks, manual, threads
 
 ROOT = Path(__file__).parents[2]
 RAY = "Ray is not installed: pip install -e '.[cluster]'"
-# Of so many episodes each kind has its share. Of those that take seconds, one by hand takes the longest.
-KINDS = {"by hand": 8, "panics": 2, "threads": 12, "doors": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
+# Of so many episodes each kind has its share. Of those that take seconds, `manual` takes the longest.
+KINDS = {"manual": 8, "panics": 2, "threads": 12, "clients": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
 KINDS |= {"ranks": 0.5, "tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
 ONLY_IF_ASKED_FOR = ("server", "ray")
 
@@ -131,7 +131,7 @@ APART = {
     "server": traffic.run_episode,
     "ray": run_ray,
 }
-OF_AN_LLM = {"threads": threads.run_episode, "doors": doors.run_episode, "alarms": threads.run_alarms}
+OF_AN_LLM = {"threads": threads.run_episode, "clients": clients.run_episode, "alarms": threads.run_alarms}
 EXITS = 4  # processes per episode
 SUMS = (  # of EngineStats
     *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),
@@ -286,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
             if episodes % 20 == 0:
                 print(_line(seed, sums, start, resident_mib()), flush=True)
     resident_end = resident_mib()
-    doors.check_that_threads_end()  # nothing refers to their engines any more
+    clients.check_that_threads_end()  # nothing refers to their engines any more
     print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
     print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))

@@ -3,7 +3,7 @@
 `python -m tests.soak.traffic --minutes 30`; an episode of the soak's kind `server` takes half a minute. Clients of all
 kinds work side by side: whole answers and streams, several choices, grammars, adapters that come and go, deadlines that
 pass; clients that go in the middle, read late or nothing, cut their request off, ask for nonsense; pages that watch, load
-balancers that ask for its health, and connections that are opened and dropped. wishes.py has what they ask for.
+balancers that ask for its health, and connections that are opened and dropped. random_requests.py has what they ask for.
 
 Each request has one of these ends, and each is counted: answered, refused (with a status that says why), ended by an
 error in its stream, or left by its client. Equal questions have equal answers, and grammars are kept. Whatever else
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.model.lora.manager import bundled_adapter
-from tests.soak.wishes import GUEST, RESIDENTS, Answers, choices_of, random_wish
+from tests.soak.random_requests import GUEST, RESIDENTS, Answers, choices_of, random_request
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {200, 400, 404, 429, 503, 504}
@@ -111,7 +111,7 @@ class Traffic:
     async def one_request(self) -> None:
         """Send a random request, and behave as one of many kinds of clients."""
         rng = self.rng
-        path, body, pattern = random_wish(rng)
+        path, body, pattern = random_request(rng)
         head, content = post_bytes(path, body)
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:

@@ -62,7 +62,7 @@ async def added(gate: Gate, front: AsyncEngine, token: int) -> AsyncStream:
     return await adding
 
 
-def test_several_doors_serve_one_engine_at_once_with_the_tokens_that_each_gives_alone() -> None:
+def test_several_clients_use_one_engine_at_once_with_the_tokens_that_each_gives_alone() -> None:
     async def test() -> None:
         engine, gate = gated(open_at_once=False)
         llm = llm_around(engine)
@@ -82,7 +82,7 @@ def test_several_doors_serve_one_engine_at_once_with_the_tokens_that_each_gives_
     run(test)
 
 
-def test_an_async_engine_closes_itself_and_leaves_the_llm_and_other_doors_open() -> None:
+def test_an_async_engine_closes_itself_and_leaves_the_llm_and_other_clients_open() -> None:
     async def test() -> None:
         engine, gate = gated(open_at_once=False)
         llm = llm_around(engine)

@@ -1,4 +1,4 @@
-"""One engine and several threads: calls of an LLM, steps by hand, streams that are dropped; and whose outputs are whose."""
+"""One engine and several threads: calls of an LLM, manual steps, streams that are dropped; and whose outputs are whose."""
 
 import asyncio
 import gc
@@ -136,7 +136,7 @@ def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
     assert_all_free(engine)
 
 
-def test_a_step_by_hand_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
+def test_a_manual_step_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     call = in_a_pass(llm, gate, [5], greedy(3))
@@ -148,14 +148,14 @@ def test_a_step_by_hand_is_refused_while_a_call_is_served_and_possible_again_aft
     assert_all_free(engine)
 
 
-def test_requests_added_by_hand_are_served_with_calls_of_other_threads_and_their_outputs_are_kept() -> None:
+def test_requests_added_to_the_engine_are_served_with_calls_of_other_threads_and_their_outputs_are_kept() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
-    by_hand = engine.add_request([50], greedy(2))
+    own = engine.add_request([50], greedy(2))
     call = in_a_pass(llm, gate, [5], greedy(3))
     gate.open()
     assert call.result()[0].token_ids == [6, 7, 8]
-    assert finish(engine)[by_hand].token_ids == [51, 52]
+    assert finish(engine)[own].token_ids == [51, 52]
     assert_all_free(engine)
 
 
@@ -190,7 +190,7 @@ def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
     assert_all_free(engine)
 
 
-def test_a_step_by_hand_gives_nothing_of_a_paused_stream_which_still_gets_it_all() -> None:
+def test_a_manual_step_gives_nothing_of_a_paused_stream_which_still_gets_it_all() -> None:
     engine, gate = gated(open_at_once=False)
     llm = llm_around(engine)
     stream = llm.stream([5], greedy(5))

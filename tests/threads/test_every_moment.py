@@ -17,7 +17,7 @@ from tests.helpers.waiting import Worker, until
     "options",
     [{}, {"host_cache_tokens": 64}, {"page_size": 4, "num_scheduler_steps": 3}, {"disable_radix_cache": True}],
 )
-def test_steps_by_hand(options: dict[str, Any]) -> None:
+def test_manual_steps(options: dict[str, Any]) -> None:
     """In little room: with chunks, evictions and retractions."""
     for moment in count(1, 613):
         engine = make_engine(rows=3, slots=24, chunked_prefill_size=8, schedule_conservativeness=0.001, **options)

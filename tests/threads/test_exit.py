@@ -36,7 +36,7 @@ def daemon(function):
     threading.Thread(target=function, daemon=True).start()
 
 """
-SCENES: dict[str, tuple[int, str]] = {
+SCRIPTS: dict[str, tuple[int, str]] = {
     "an LLM that was never used": (0, ""),
     "an idle LLM": (0, "llm.generate([1, 2], params)"),
     "calls of daemon threads": (0, "daemon(call_on_and_on); daemon(call_on_and_on); begun.wait()"),
@@ -69,10 +69,10 @@ SCENES: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", SCENES)
-def test_a_process_ends_cleanly(tmp_path: Path, scene: str) -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_process_ends_cleanly(tmp_path: Path, name: str) -> None:
     make_llm_model(tmp_path)
-    code, script = SCENES[scene]
+    code, script = SCRIPTS[name]
     command = [sys.executable, "-X", "faulthandler", "-c", BEGIN + script, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == code, done.stderr

@@ -75,7 +75,7 @@ class News:
 
 
 @dataclass(frozen=True)
-class Told:
+class TreeUpdate:
     """What has changed in a replica's tree since a batch that the ingress names, or all of it."""
 
     batches: Sequence[EventBatch] = ()

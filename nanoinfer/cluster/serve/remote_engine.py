@@ -14,7 +14,7 @@ from uuid import uuid4
 from ray import serve
 
 from nanoinfer.cluster.serve.fleet import Fleet
-from nanoinfer.cluster.serve.protocol import Addressed, Call, Description, Told
+from nanoinfer.cluster.serve.protocol import Addressed, Call, Description, TreeUpdate
 from nanoinfer.cluster.serve.remote_call import RemoteCall
 from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
@@ -29,7 +29,7 @@ from nanoinfer.server.service import Served
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 VISIT_S = 10.0  # for a replica to answer about itself
-RETRY_S = 0.2  # until it is asked or told again
+RETRY_S = 0.2  # until it is asked again
 NO_LOADING = "adapters of a cluster are given when it is deployed (serve --replicas N --adapter NAME=PATH)"
 
 
@@ -116,11 +116,11 @@ class NewsReader:
         while True:
             try:
                 ask = Addressed(replica, self._ingress, (source, seq))
-                told: Told = await self._replicas.ask("tell", ask, self._timeout_s)
-                if told.snapshot is not None:
-                    self._fleet.note_snapshot(replica, told.snapshot)
-                    source, seq = told.snapshot.source, told.snapshot.seq
-                for batch in told.batches:
+                update: TreeUpdate = await self._replicas.ask("tree_update", ask, self._timeout_s)
+                if update.snapshot is not None:
+                    self._fleet.note_snapshot(replica, update.snapshot)
+                    source, seq = update.snapshot.source, update.snapshot.seq
+                for batch in update.batches:
                     if not self._fleet.note_events(replica, batch):
                         source = ""  # some are missing: everything again
                         break
@@ -199,16 +199,16 @@ class RemoteEngine:
         call = self._calls.get(delivery)
         if call is not None and call.replica and delivery not in self._holding:
             self._holding.add(delivery)
-            start_task(lambda: self._tell(delivery, call))
+            start_task(lambda: self._ask_to_hold(delivery, call))
 
-    async def _tell(self, delivery: Delivery, call: RemoteCall) -> None:
+    async def _ask_to_hold(self, delivery: Delivery, call: RemoteCall) -> None:
         """Have the replica hold the call or go on with it, until it does what the reader needs now."""
-        is_told = False
-        while delivery in self._calls and not is_told:
+        has_answered = False
+        while delivery in self._calls and not has_answered:
             replica, hold = call.replica, delivery.is_held
             try:
                 await self._replicas.ask("hold", Addressed(replica, self._ingress, (call.call_id, hold)), VISIT_S)
-                is_told = (replica, hold) == (call.replica, delivery.is_held)
+                has_answered = (replica, hold) == (call.replica, delivery.is_held)
             except Exception:  # it is gone, or busy with a long step
                 await asyncio.sleep(RETRY_S)
         self._holding.discard(delivery)

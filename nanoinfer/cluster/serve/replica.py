@@ -12,12 +12,12 @@ from ray import serve
 from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.cluster.ray_runtime import quiet_logs
 from nanoinfer.cluster.serve.fleet import queued_tokens
-from nanoinfer.cluster.serve.protocol import Addressed, Answer, Call, Description, Told, answer_call
+from nanoinfer.cluster.serve.protocol import Addressed, Answer, Call, Description, TreeUpdate, answer_call
 from nanoinfer.cluster.serve.settings import ReplicaSettings
 from nanoinfer.engine.async_stream import AsyncStream
 from nanoinfer.engine.engine import Engine
 
-TELL_EVERY_S, TELL_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each ingress is told what has changed
+UPDATE_EVERY_S, UPDATE_AT_LEAST_S = 0.02, 1.0  # at most and at least so often, each ingress is told what has changed
 STUCK_S = 300.0  # an engine whose step takes longer is taken for broken
 
 
@@ -74,7 +74,7 @@ class Replica:
 
     # --- for ingresses that mean this replica -----------------------------------------------------------------------------
 
-    async def tell(self, ask: Addressed) -> Told:
+    async def tree_update(self, ask: Addressed) -> TreeUpdate:
         """What has changed in the tree since a batch (`ask.content`: its source and number), or all that the tree holds.
         Waits for something, but not for long."""
         self._check_address(ask)
@@ -86,19 +86,19 @@ class Replica:
 
         self._feed.listeners.append(wake)
         try:
-            await asyncio.sleep(TELL_EVERY_S)  # one message for all that happens meanwhile
-            told = await self.engine.visit(lambda _: self._since(*ask.content))
-            if not told.batches and told.snapshot is None:
+            await asyncio.sleep(UPDATE_EVERY_S)  # one message for all that happens meanwhile
+            update = await self.engine.visit(lambda _: self._since(*ask.content))
+            if not update.batches and update.snapshot is None:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), TELL_AT_LEAST_S)
-                told = await self.engine.visit(lambda _: self._since(*ask.content))
-            return told
+                    await asyncio.wait_for(news.wait(), UPDATE_AT_LEAST_S)
+                update = await self.engine.visit(lambda _: self._since(*ask.content))
+            return update
         finally:
             self._feed.listeners.remove(wake)
 
-    def _since(self, source: str, seq: int) -> Told:
+    def _since(self, source: str, seq: int) -> TreeUpdate:
         batches = self._feed.since(seq) if source == self._feed.source else None
-        return Told(snapshot=self._feed.snapshot()) if batches is None else Told(batches)
+        return TreeUpdate(snapshot=self._feed.snapshot()) if batches is None else TreeUpdate(batches)
 
     async def hold(self, ask: Addressed) -> None:
         """Pause the call (`ask.content`: its id and True), or let it go on (False): its reader is behind, or no more."""

@@ -1,6 +1,6 @@
-"""Message: what rank 0 says to the others, as bytes that carry numbers and nothing that could be executed. How a pass is
-told: an InputMetadata without what every rank has of its own. And which adapter is in which place, where each rank keeps
-its share."""
+"""Message: what rank 0 says to the others, as bytes that carry numbers and nothing that could be executed. A pass is
+sent as an InputMetadata without what every rank has of its own. And which adapter is in which slot, where each rank
+keeps its share."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -64,7 +64,7 @@ OF_BATCH = "batch."  # in front of the names of a ForwardBatch's fields
 
 
 def pass_message(input_ids: torch.Tensor, metadata: InputMetadata) -> Message:
-    """Everything about a pass that the other ranks need. Adapters are told by place, for every new token."""
+    """Everything about a pass that the other ranks need. Adapters are sent by slot, for every new token."""
     given = {each.name: getattr(metadata, each.name) for each in fields(metadata) if each.name not in OWN}
     assert all(given.pop(name) is None for name in NEVER)
     given |= {OF_BATCH + each.name: getattr(metadata.batch, each.name) for each in fields(ForwardBatch)}
@@ -79,21 +79,25 @@ def pass_message(input_ids: torch.Tensor, metadata: InputMetadata) -> Message:
     return Message("pass", {"arrays": arrays, **values}, tensors)
 
 
-def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) -> tuple[torch.Tensor, InputMetadata]:
-    """The arguments of `ModelRunner.run` for a pass that rank 0 has told, with this rank's pools and `tables` of adapters.
+def received_pass(
+    message: Message, runner: ModelRunner, tables: Mapping[Any, Any]
+) -> tuple[torch.Tensor, InputMetadata]:
+    """The arguments of `ModelRunner.run` for a pass that rank 0 has sent, with this rank's pools and `tables` of adapters.
 
     The rows of `req_to_token` are rank 0's alone: `kv_indices` has all slots.
     """
     device = runner.token_to_kv_pool.device
-    told: dict[str, Any] = {**message.values, **message.tensors}
-    told |= {name: told[name].numpy() for name in told.pop("arrays")}
-    of_batch = {name.removeprefix(OF_BATCH): told.pop(name) for name in list(told) if name.startswith(OF_BATCH)}
-    for values in (told, of_batch):
+    received: dict[str, Any] = {**message.values, **message.tensors}
+    received |= {name: received[name].numpy() for name in received.pop("arrays")}
+    of_batch = {name.removeprefix(OF_BATCH): received.pop(name) for name in list(received) if name.startswith(OF_BATCH)}
+    for values in (received, of_batch):
         values["forward_mode"] = ForwardMode[values["forward_mode"]]
-    of_rows, input_ids = told.pop("adapter_of_rows", None), told.pop("input_ids")
-    told = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in told.items()}
+    of_rows, input_ids = received.pop("adapter_of_rows", None), received.pop("input_ids")
+    received = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in received.items()
+    }
     metadata = InputMetadata(
-        **told,
+        **received,
         model_runner=runner,
         batch=ForwardBatch(**of_batch),
         req_to_token_pool=runner.req_to_token_pool,
@@ -104,31 +108,31 @@ def told_pass(message: Message, runner: ModelRunner, tables: Mapping[Any, Any]) 
     return input_ids.to(device), metadata
 
 
-class ToldAdapters:
-    """Rank 0: which adapters the other ranks have been told, by place."""
+class SentAdapters:
+    """Rank 0: which adapters the other ranks have been sent, by slot."""
 
     def __init__(self) -> None:
-        self._told: dict[int, int] = {}  # place → the adapter's id
+        self._sent: dict[int, int] = {}  # slot → the adapter's id
 
     def news(self, pool: AdapterPool | None) -> Iterator[Message]:
-        """A message for each adapter of `pool` that has a place now and is not known there. Passes use no others."""
+        """A message for each adapter of `pool` that has a slot now and is not known there. Passes use no others."""
         for adapter in () if pool is None else pool.on_device:
-            place = adapter.slot
-            if place is not None and self._told.get(place) != adapter.id:
-                yield _message(adapter, place)
-                self._told[place] = adapter.id
+            slot = adapter.slot
+            if slot is not None and self._sent.get(slot) != adapter.id:
+                yield _message(adapter, slot)
+                self._sent[slot] = adapter.id
 
 
-def _message(adapter: Adapter, place: int) -> Message:
+def _message(adapter: Adapter, slot: int) -> Message:
     tensors = {}
     for name, part in adapter.parts.items():
         tensors[f"{name}.A"], tensors[f"{name}.B"] = part.a, part.b
     scales = {name: part.scale for name, part in adapter.parts.items()}
-    return Message("adapter", {"place": place, "scales": scales}, tensors)
+    return Message("adapter", {"slot": slot, "scales": scales}, tensors)
 
 
-class PlacedAdapters:
-    """The other ranks: `tables` of what adapters add to the linear layers of `network`, each with `size` places."""
+class ReceivedAdapters:
+    """The other ranks: `tables` of what adapters add to the linear layers of `network`, each with `size` slots."""
 
     def __init__(self, network: nn.Module, size: int):
         self._network, self._size = network, size
@@ -136,8 +140,8 @@ class PlacedAdapters:
         self.tables: dict[Linear, LowRankTable] = {}
 
     def put(self, message: Message) -> None:
-        """Take an adapter that rank 0 has told, in place of what was in its place before."""
-        place, by_linear = message.values["place"], dict[Linear, list[LowRankPart]]()
+        """Take an adapter that rank 0 has sent, instead of what was in its slot before."""
+        slot, by_linear = message.values["slot"], dict[Linear, list[LowRankPart]]()
         for name, scale in message.values["scales"].items():
             projection = self._projections[name]
             added = LowRank(message.tensors[f"{name}.A"], message.tensors[f"{name}.B"], scale)
@@ -147,9 +151,9 @@ class PlacedAdapters:
         memory = HugePages(PAGE)
         for linear, table in self.tables.items():
             if linear in by_linear:
-                table.put(place, table.pack(by_linear[linear], memory))
+                table.put(slot, table.pack(by_linear[linear], memory))
             else:
-                table.clear(place)
+                table.clear(slot)
 
     def _new_table(self, linear: Linear) -> LowRankTable:
         network: Any = self._network

@@ -13,7 +13,7 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.parallel.load import ModelShare
-from nanoinfer.model.parallel.messages import Message, ToldAdapters, pass_message
+from nanoinfer.model.parallel.messages import Message, SentAdapters, pass_message
 
 
 class SplitRunner(ModelRunner):
@@ -37,7 +37,7 @@ class SplitRunner(ModelRunner):
         super().__init__(model.model, req_to_token_pool, token_to_kv_pool, attention_backend)
         self.tp_size = ranks.size
         self.unrecordable = f"the model is split over {ranks.size} processes"
-        self._told = ToldAdapters()
+        self._sent = SentAdapters()
         names = ("max_total_tokens", "page_size", "kv_cache_dtype", "attention_backend", "max_adapters_on_device")
         with ranks.doing(Message("serve", {name: getattr(config, name) for name in names})):
             ranks.communicator.meet()
@@ -49,8 +49,8 @@ class SplitRunner(ModelRunner):
 
     def run(self, input_ids: torch.Tensor, metadata: InputMetadata) -> LogitsOutput:
         """As in ModelRunner, by all ranks, which have to leave it together: if one does not, the model is `broken`, also
-        when Ctrl-C interrupts a step by hand. RankError if a rank has ended."""
-        for message in self._told.news(self.adapters):
+        when Ctrl-C interrupts a manual step. RankError if a rank has ended."""
+        for message in self._sent.news(self.adapters):
             with self._ranks.doing(message):
                 pass
         with self._ranks.doing(pass_message(input_ids, metadata)), on_threads(self._ranks.threads):

@@ -19,7 +19,7 @@ from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.model.parallel.communicator import Communicator, GroupCommunicator
 from nanoinfer.model.parallel.load import ModelShare, device_of
-from nanoinfer.model.parallel.messages import Message, PlacedAdapters, told_pass
+from nanoinfer.model.parallel.messages import Message, ReceivedAdapters, received_pass
 from nanoinfer.model.parallel.ranks import LOST
 from nanoinfer.model.parallel.rendezvous import Rendezvous
 
@@ -33,7 +33,7 @@ class Worker:
         self._communicator = communicator
         self._model: LoadedModel | None = None
         self._runner: ModelRunner | None = None
-        self._adapters: PlacedAdapters | None = None
+        self._adapters: ReceivedAdapters | None = None
 
     def run(self) -> None:
         """Do what rank 0 says, until it says that this is the end. Raises what any of it raises."""
@@ -65,7 +65,7 @@ class Worker:
         wanted = wanted_features(model.model, pool.kv_storage)
         backend = select_attention_backend(values["attention_backend"], model.dtype, model.device, wanted)
         self._runner = ModelRunner(model.model, ReqToTokenPool(1, 1), pool, backend)
-        self._adapters = PlacedAdapters(model.model, values["max_adapters_on_device"])
+        self._adapters = ReceivedAdapters(model.model, values["max_adapters_on_device"])
         self._communicator.meet()
 
     def _put_adapter(self, message: Message) -> None:
@@ -75,7 +75,7 @@ class Worker:
     def _compute(self, message: Message) -> None:
         assert self._runner is not None
         assert self._adapters is not None
-        self._runner.run(*told_pass(message, self._runner, self._adapters.tables))
+        self._runner.run(*received_pass(message, self._runner, self._adapters.tables))
 
 
 def main(rank: int, size: int, port: int, parent: int) -> int:

@@ -182,7 +182,7 @@ FIELDS: dict[str, tuple[list[int], str]] = {
 }
 
 
-@exercise("6.5", "A whole description, by hand", points=2)
+@exercise("6.5", "A complete InputMetadata", points=2)
 def _(given: Given) -> str:
     got = given["predicted"]()
     expect(isinstance(got, dict), f"predicted() must return a dict, got {type(got).__name__}")

@@ -10,7 +10,7 @@ from notebooks.course.expectations import Hint, expect, expect_equal
 from notebooks.course.tables import compare, expect_rows
 
 
-def _chunks_by_hand(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
+def _expected_chunks(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
     """Token by token: a chunk grows until the round's budget is spent, then shrinks to the last page boundary."""
     found, done, left = [], prefix_len, size - spent
     while done < num_tokens:
@@ -43,13 +43,13 @@ def _(given: Given) -> str:
         (16, 40, 20, 18, 8, "The first round has two tokens left, less than a page of 8, so it gives no chunk"),
         (16, 18, 20, 18, 8, "The rest of the prompt fits into the rest of the round, so there is one last chunk"),
     ]
-    expect_rows(ask, [(*row[:-1], _chunks_by_hand(*row[:-1]), row[-1]) for row in rows])
+    expect_rows(ask, [(*row[:-1], _expected_chunks(*row[:-1]), row[-1]) for row in rows])
     rng, cases = Random(82), []
     for _ in range(300):
         page_size = rng.choice((1, 2, 4, 8))
         size, prefix_len = rng.randint(page_size, 40), rng.randint(0, 5) * page_size
         cases.append((prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size))
-    compare(ask, _chunks_by_hand, cases, hint="chunks follow one another, each as long as its round allows")
+    compare(ask, _expected_chunks, cases, hint="chunks follow one another, each as long as its round allows")
     return "every token is computed once, and no round computes too many"
 
 

@@ -1,5 +1,5 @@
-"""Checks of notebook 16: events in bytes, whole characters, a token bucket, a queue with several seats, and keys whose
-comparison tells nothing."""
+"""Checks of notebook 16: events in bytes, whole characters, a token bucket, a queue that serves several at once, and keys
+whose comparison tells nothing."""
 
 import codecs
 import math
@@ -218,7 +218,7 @@ def _(given: Given) -> str:
     return "63 buckets, about 1,800 requests"
 
 
-@exercise("16.4", "A queue with several seats", points=2)
+@exercise("16.4", "A queue that serves several at once", points=2)
 def _(given: Given) -> str:
     rng = random.Random(164)
     cases: list[tuple[list[float], list[float], int]] = [
@@ -238,24 +238,26 @@ def _(given: Given) -> str:
     mistakes: dict[str, Mistake] = {
         "That is how long a request waits; the time until its end is wanted.": "waiting",
         "That is when a request ends; count from its arrival.": "from_0",
-        "It can't begin before it arrives: a seat that is free waits for it.": "never_idle",
-        "Its seat is the one that is free first. You take the seats in turn.": "in_turn",
-        "Only the seats that are free serve: the requests before it come first.": (
-            lambda arrivals, services, seats: list(services)
+        "It can't begin before it arrives, even if nothing else runs.": "never_idle",
+        "It follows the running request that ends first. You let it follow them in turn.": "in_turn",
+        "At most `max_running` run at a time: the requests before it come first.": (
+            lambda arrivals, services, max_running: list(services)
         ),
-        "There are several seats, and you use one.": lambda arrivals, services, seats: _times(arrivals, services, 1),
+        "Several may run at a time, and you let one run.": lambda arrivals, services, max_running: _times(
+            arrivals, services, 1
+        ),
     }
     hint = "the time of each request from its arrival to its end"
     compare(lambda *queue: list(map(float, given["times_of"](*queue))), _times, cases, mistakes, hint=hint)
-    return "48 queues with 1 to 8 seats"
+    return "48 queues, with 1 to 8 running requests"
 
 
-def _times(arrivals: list[float], services: list[float], seats: int, wrong: Wrong = ()) -> list[float]:
-    free_at, times = [0.0] * seats, list[float]()
+def _times(arrivals: list[float], services: list[float], max_running: int, wrong: Wrong = ()) -> list[float]:
+    free_at, times = [0.0] * max_running, list[float]()
     for i, (arrival, service) in enumerate(zip(arrivals, services, strict=True)):
-        seat = i % seats if "in_turn" in wrong else free_at.index(min(free_at))
-        free_at[seat] = free_at[seat] + service if "never_idle" in wrong else max(arrival, free_at[seat]) + service
-        times.append(free_at[seat] - arrival * ("from_0" not in wrong) - service * ("waiting" in wrong))
+        after = i % max_running if "in_turn" in wrong else free_at.index(min(free_at))
+        free_at[after] = free_at[after] + service if "never_idle" in wrong else max(arrival, free_at[after]) + service
+        times.append(free_at[after] - arrival * ("from_0" not in wrong) - service * ("waiting" in wrong))
     return times
 
 

@@ -173,7 +173,7 @@ def _batch(rng: random.Random, num_seqs: int, num_queries: int, size: int) -> di
     }
 
 
-@exercise("18.3", "The operator by hand", points=2)
+@exercise("18.3", "The operator in plain torch", points=2)
 def _(given: Given) -> str:
     advance, rng = given["advance"], random.Random(183)
     sizes = [(4, 2, 4), (1, 1, 1), (3, 3, 4)]

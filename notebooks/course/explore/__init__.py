@@ -1,13 +1,13 @@
-"""Explorables: pages with sliders that choose among recorded runs of the live engine.
+"""Interactive figures: pages with sliders that choose among recorded runs of the live engine.
 
-An explorable is one HTML file: it needs no network and no Jupyter. Python runs the engine, and
+An interactive figure is one HTML file: it needs no network and no Jupyter. Python runs the engine, and
 writes down for every combination of the controls what there is to see; the page looks it up and draws it. No part of the
 engine is written again in JavaScript, and no number is computed there.
 
-    from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame
+    from notebooks.course.explore import Bar, Bars, Control, InteractiveFigure, Frame
 
     sizes = [1, 2, 4]
-    Explorable(
+    InteractiveFigure(
         "How many slots does a prompt take?",
         "Drag the page size. Grey is what is allocated and not used.",
         [Control("page_size", "page size", sizes)],
@@ -27,11 +27,11 @@ engine is written again in JavaScript, and no number is computed there.
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
-The explorables of the series are functions in files of the same name: `sampling`, `page_sizes`, `eviction`. To be written
-by `python -m notebooks.course.explore NAME`, one needs its line in CATALOGUE (__main__.py).
+The interactive figures of the series are functions in files of the same name: `sampling`, `page_sizes`, `eviction`. To be
+written by `python -m notebooks.course.explore NAME`, one needs its line in CATALOGUE (__main__.py).
 """
 
-from notebooks.course.explore.explorable import Control, Explorable, Frame
+from notebooks.course.explore.interactive_figure import Control, Frame, InteractiveFigure
 from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
 from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
 from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span, Strip
@@ -44,9 +44,9 @@ __all__ = [
     "CellRow",
     "Cells",
     "Control",
-    "Explorable",
     "Flag",
     "Frame",
+    "InteractiveFigure",
     "Lane",
     "Lanes",
     "Node",

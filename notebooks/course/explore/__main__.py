@@ -1,4 +1,4 @@
-"""`python -m notebooks.course.explore [NAME ...] [--out FOLDER]`: write explorables as pages."""
+"""`python -m notebooks.course.explore [NAME ...] [--out FOLDER]`: write interactive figures as pages."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanoinfer.llm import LLM
-from notebooks.course.explore import Explorable
+from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
@@ -19,7 +19,7 @@ from notebooks.course.prompts import FOX
 
 PROMPT = FOX + " One day she found a"
 
-CATALOGUE: dict[str, Callable[[LLM], Explorable]] = {
+CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
     "page_sizes": page_sizes,
     "pool_sizes": pool_sizes,
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     for name in args.name:
         if name not in CATALOGUE:
-            parser.error(f"{name}: there is no such explorable; must be one of {', '.join(CATALOGUE)}")
+            parser.error(f"{name}: there is no such figure; must be one of {', '.join(CATALOGUE)}")
     if not args.out.is_dir():
         parser.error(f"--out {args.out}: there is no such folder")
     llm = LLM(args.model)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nanoinfer.llm import LLM
 from nanoinfer.viz.words import count
-from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Lanes
+from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Lanes
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import lanes_of
 from notebooks.course.prompts import HELLO, STORY
@@ -59,7 +59,7 @@ def times_of(run: Run, shown: list[Moment]) -> Times:
     return Times(passes, gap, gap_start, gap_end, first_token)
 
 
-def chunk_sizes(llm: LLM) -> Explorable:
+def chunk_sizes(llm: LLM) -> InteractiveFigure:
     """chunked_prefill_size → the timeline, the longest gap between a running request's tokens, the time to first token."""
     runs = record_chunk_sizes(llm)
     shown = {size: moments(run) for size, run in runs.items()}
@@ -98,7 +98,7 @@ def chunk_sizes(llm: LLM) -> Explorable:
             ],
             sentence(size, each, shown[size], prompt),
         )
-    return Explorable(
+    return InteractiveFigure(
         "How large should a chunk of a long prompt be?",
         f"Request {RUNNING} is producing tokens when request {LONG} arrives with a long prompt. While a pass computes a "
         f"chunk of that prompt, request {RUNNING} gets no token. Look at the frame: it is around its longest wait.",

@@ -88,4 +88,4 @@ new ResizeObserver(() => {
   width = panels.clientWidth;
   shown.forEach((panel, i) => drawPanel(panels.children[i], panel));
 }).observe(panels);
-const explorable = { chosen, show, frameOf }; // for tests
+const figure = { chosen, show, frameOf }; // for tests

@@ -2,7 +2,7 @@
 
 from nanoinfer.llm import LLM
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers, Tree
+from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers, Tree
 from notebooks.course.explore.runs import Arrival, Run, moments, serve
 from notebooks.course.explore.shown import tree_root
 from notebooks.course.prompts import FOX
@@ -39,7 +39,7 @@ def record_eviction(llm: LLM) -> dict[tuple[str, int], Run]:
     return {(policy, size): serve(llm, arrivals, size, eviction_policy=policy) for policy in POLICIES for size in SIZES}
 
 
-def eviction(llm: LLM) -> Explorable:
+def eviction(llm: LLM) -> InteractiveFigure:
     """Policy and pool size → the tokens that each prompt finds in the tree, and what the tree holds at the end."""
     runs = record_eviction(llm)
     frames = {}
@@ -84,7 +84,7 @@ def eviction(llm: LLM) -> Explorable:
                 ],
                 sentence(policy, size, hits, evicted),
             )
-    return Explorable(
+    return InteractiveFigure(
         "Which cached tokens should be evicted first?",
         "The fox's prompt comes five times; between its visits come one, one, three and four prompts that are never asked "
         "again. Look at the fox's bars: a long one means that its tokens were still in the tree.",

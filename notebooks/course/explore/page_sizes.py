@@ -3,7 +3,7 @@
 from nanoinfer.llm import LLM
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore import Bar, Bars, Cells, Control, Explorable, Frame, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Cells, Control, Frame, InteractiveFigure, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
@@ -19,7 +19,7 @@ def record_page_sizes(llm: LLM) -> dict[int, Run]:
     return {size: serve(llm, ARRIVALS, SLOTS, page_size=size) for size in SIZES}
 
 
-def page_sizes(llm: LLM) -> Explorable:
+def page_sizes(llm: LLM) -> InteractiveFigure:
     """Page size and step → the pool's slots, those that are held but empty, and the prompt tokens found in the tree."""
     runs = record_page_sizes(llm)
     steps = range(ARRIVALS[1].step + 1, len(runs[1].trace) + 1)
@@ -54,7 +54,7 @@ def page_sizes(llm: LLM) -> Explorable:
                 ],
                 sentence(size, state, found),
             )
-    return Explorable(
+    return InteractiveFigure(
         "What does a larger page waste?",
         "A request is given whole pages. Look for the grey slots at the end of each request's last page: they are held, "
         "but no token is in them yet. The tree also keeps and matches whole pages only.",

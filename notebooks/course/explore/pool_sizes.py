@@ -4,7 +4,7 @@ from nanoinfer.llm import LLM
 from nanoinfer.scheduler.retraction import INITIAL_RATIO
 from nanoinfer.viz.trace.phases import WAITING
 from nanoinfer.viz.words import count
-from notebooks.course.explore import Bar, Bars, Control, Explorable, Flag, Frame, Lanes, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Control, Flag, Frame, InteractiveFigure, Lanes, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
@@ -32,7 +32,7 @@ def record_pool_sizes(llm: LLM) -> dict[tuple[int, float], Run]:
     }
 
 
-def pool_sizes(llm: LLM) -> Explorable:
+def pool_sizes(llm: LLM) -> InteractiveFigure:
     """Slots in the pool and share set aside → what every request does in every step, the pool's occupancy above, where it
     ran out, and how many steps each share takes."""
     runs = record_pool_sizes(llm)
@@ -62,7 +62,7 @@ def pool_sizes(llm: LLM) -> Explorable:
             ],
             sentence(size, share, shown),
         )
-    return Explorable(
+    return InteractiveFigure(
         "How small may the pool be, and how much should be set aside?",
         "Each column is one step. The strip on top shows how many slots each request and the tree hold after it. "
         "Look at the marks (!): there the running requests needed more slots than were free or evictable, and one of them "

@@ -1,6 +1,6 @@
 """Recorded runs: an engine serves a few requests while `nanoinfer.viz.trace` watches; `moments` says what each step was.
 
-What an explorable shows of the engine comes from here, and so from a run that has taken place.
+What an interactive figure shows of the engine comes from here, and so from a run that has taken place.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ import torch
 from nanoinfer.llm import LLM
 from nanoinfer.sampling.filters import keep_top_k, keep_top_p
 from nanoinfer.sessions.inference import InferenceEngine
-from notebooks.course.explore import Bar, Bars, Control, Explorable, Frame, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers
 
 TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
 TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them
@@ -15,7 +15,7 @@ TOP_PS = (0.5, 0.7, 0.9, 0.95, 1.0)
 BARS = 12
 
 
-def sampling(llm: LLM, prompt: str) -> Explorable:
+def sampling(llm: LLM, prompt: str) -> InteractiveFigure:
     """The distribution of the token after `prompt`, for every combination: the likeliest tokens and the rest. A `top_k` of
     0 keeps all tokens, as in SamplingParams."""
     engine = InferenceEngine(llm.model)
@@ -33,7 +33,7 @@ def sampling(llm: LLM, prompt: str) -> Explorable:
         temperature, top_k, top_p = (control.values[i] for control, i in zip(controls, chosen, strict=True))
         before, after = distributions(logits, temperature, top_k, top_p)
         frames[chosen] = _frame(prompt, likeliest, texts, before, after, temperature)
-    return Explorable(
+    return InteractiveFigure(
         "Which token comes next, and what do temperature, top\u2011k and top\u2011p do to its chances?",
         f"After “{prompt}” the model gives every token of its vocabulary a probability. Drag one control at a time. "
         "A solid bar is how often a token is drawn; a hatched one is what its probability was before the cut.",

@@ -6,7 +6,7 @@ from nanoinfer.llm import LLM
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.trace.trace import Trace
 from nanoinfer.viz.words import count, visible
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers, Tree
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers, Tree
 from notebooks.course.explore.lives import Life, lives_of, seen_moments
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import ACROSS, legend, look_of, pool_rows, slot_looks, tree_root
@@ -26,7 +26,7 @@ def record_lives(llm: LLM) -> Run:
     return serve(llm, ARRIVALS, SLOTS)
 
 
-def token_life(llm: LLM) -> Explorable:
+def token_life(llm: LLM) -> InteractiveFigure:
     """Token and step → what has become of the token: in the rows, in the pool, in the tree."""
     trace = record_lives(llm).trace
     seen = seen_moments(trace)
@@ -34,7 +34,7 @@ def token_life(llm: LLM) -> Explorable:
     for i, (request, position) in enumerate(TOKENS):
         for j, life in enumerate(lives_of(trace, request, position)):
             frames[i, j] = frame_of(trace, seen[j][1], life, request, position)
-    return Explorable(
+    return InteractiveFigure(
         "What happens to one token?",
         "Choose a token and follow it through the steps of a run. Its slot has a frame in the rows and in the pool, and "
         "its node is marked in the tree.",

@@ -13,7 +13,7 @@ from nanoinfer.llm import LLM, make_engine
 from nanoinfer.viz.trace import record
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import slots
-from notebooks.course.explore import Cells, Control, Explorable, Frame, Tree
+from notebooks.course.explore import Cells, Control, Frame, InteractiveFigure, Tree
 from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import BEAR, FOX, RIVER
 
@@ -144,11 +144,11 @@ class Play:
         self.tree.dec_lock_ref(leaf.parent)
 
 
-def tree_steps(llm: LLM) -> Explorable:
+def tree_steps(llm: LLM) -> InteractiveFigure:
     """Step → the tree before and after it, with arrows, the pool's slots, and what happened."""
     steps = Play(llm).run()
     frames = {(i,): frame_of(step, i + 1) for i, step in enumerate(steps)}
-    return Explorable(
+    return InteractiveFigure(
         "How does the radix tree split, grow, lock and evict?",
         "Go through the steps. You see the tree before and after each of them; arrows lead from a node to what became of "
         "it. Below are the slots of the pool: those with a frame have changed hands.",

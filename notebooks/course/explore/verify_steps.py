@@ -8,7 +8,7 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz.words import count, visible
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Explorable, Frame, Number, Numbers
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers
 from notebooks.course.explore.runs import one_thread
 from notebooks.course.prompts import STORY
 
@@ -88,7 +88,7 @@ def record_passes(llm: LLM) -> dict[str, Pass]:
     return found
 
 
-def verify_steps(llm: LLM) -> Explorable:
+def verify_steps(llm: LLM) -> InteractiveFigure:
     """Kind of pass and step → tokens and slots, what each row reads and gives, and what the request gets."""
     passes, tokenizer = record_passes(llm), llm.model.tokenizer
     steps = [BEFORE, *(f"row {row}" for row in range(1 + DRAFTS)), AFTER, NEXT]
@@ -97,7 +97,7 @@ def verify_steps(llm: LLM) -> Explorable:
         for i, kind in enumerate(KINDS)
         for step in range(len(steps))
     }
-    return Explorable(
+    return InteractiveFigure(
         "What does a VERIFY pass do, row by row?",
         f"A request gets {DRAFTS} drafts from its own text. The pass computes all rows at once. Step through them to see "
         "what each row reads, what it gives, and which drafts that accepts.",

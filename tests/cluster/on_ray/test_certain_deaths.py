@@ -85,7 +85,7 @@ def test_the_process_of_an_engine_dies(watcher: Any, ask: Any, llm: LLM, streame
     assert answers == wanted
 
 
-def test_the_door_dies(watcher: Any, ask: Any, llm: LLM, tmp_path: Path) -> None:
+def test_the_ingress_dies(watcher: Any, ask: Any, llm: LLM, tmp_path: Path) -> None:
     """With it go the router, and the connections of clients: what they have is right, and who asks again gets all."""
     import ray
 

@@ -66,7 +66,7 @@ async def damage_while_streaming(damage: Callable[[], object], asked: list[dict[
     return [answer.in_full for pair in zip(first, second, strict=True) for answer in pair]
 
 
-def test_a_door_that_has_served_nothing_yet_can_say_how_the_engines_are(watcher: Any) -> None:
+def test_an_ingress_that_has_served_nothing_yet_can_say_how_the_engines_are(watcher: Any) -> None:
     with urlopen(f"{URL}/metrics", timeout=HANG_S) as answer:
         assert b"vllm:num_requests_running" in answer.read()
 
@@ -119,7 +119,7 @@ def test_the_replicas_are_replaced_piece_by_piece_while_requests_go_on(watcher: 
         assert watcher.visit(name, lambda engine: engine.config.schedule_policy) == "fcfs"
 
 
-def test_the_door_is_replaced_while_requests_go_on(watcher: Any, settings: Any, llm: LLM) -> None:
+def test_the_ingress_is_replaced_while_requests_go_on(watcher: Any, settings: Any, llm: LLM) -> None:
     from nanoinfer.cluster.serve.applications import deploy
     from nanoinfer.server.settings import ServerSettings
 
@@ -131,7 +131,7 @@ def test_the_door_is_replaced_while_requests_go_on(watcher: Any, settings: Any, 
     assert "must not exceed 7" in refused.error
 
 
-def test_the_door_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM) -> None:
+def test_the_ingress_dies_and_clients_ask_again(nodes: Any, watcher: Any, llm: LLM) -> None:
     """Streams end with their connections, and only these: what was sent is right, and who asks again with the same seed
     gets the same. The replicas forget what nobody reads."""
     import ray

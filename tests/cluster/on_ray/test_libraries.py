@@ -86,7 +86,7 @@ def test_a_folder_has_one_writer_and_one_purpose(tmp_path: Path) -> None:
 CONFIG = EngineConfig(max_running_requests=3, max_total_tokens=512, max_context_len=256, chunked_prefill_size=None)
 
 
-def test_the_doors_router_knows_how_much_a_replica_does_at_once() -> None:
+def test_the_ingress_router_knows_how_much_a_replica_does_at_once() -> None:
     """Otherwise it takes a replica whose batch is full for one that begins at once."""
     from nanoinfer.cluster.serve.applications import fleet_arguments
 

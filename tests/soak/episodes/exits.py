@@ -43,9 +43,9 @@ WAYS = {  # how a process leaves, and its return code (below 0: the signal that 
 ASYNC = ("none", "run", "loop left open", "in a daemon thread")
 
 
-def random_scene(rng: random.Random) -> dict[str, Any]:
+def random_process(rng: random.Random) -> dict[str, Any]:
     """What is in flight, how the process leaves, and when."""
-    scene = {
+    process = {
         "way": rng.choice(list(WAYS)),
         "daemons": rng.choice([0, 0, 1, 3]),
         "threads": rng.choice([0, 0, 1, 2]),
@@ -55,11 +55,11 @@ def random_scene(rng: random.Random) -> dict[str, Any]:
         "main_calls": rng.random() < 0.5,
         "seconds": rng.choice([0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.1)]),
     }
-    busy = any(scene[kind] for kind in ("daemons", "threads", "streams")) or scene["asynchronous"] != "none"
-    return scene if busy else random_scene(rng)
+    busy = any(process[kind] for kind in ("daemons", "threads", "streams")) or process["asynchronous"] != "none"
+    return process if busy else random_process(rng)
 
 
-def act(scene: dict[str, Any], model: LoadedModel) -> None:
+def act(process: dict[str, Any], model: LoadedModel) -> None:
     """Everything up to the end of main, in a process that is about to leave."""
     llm = new_llm(model)
     params = SamplingParams(max_new_tokens=30, temperature=0.0)
@@ -75,17 +75,17 @@ def act(scene: dict[str, Any], model: LoadedModel) -> None:
             while True:
                 calls(1)
 
-    for _ in range(scene["daemons"]):
+    for _ in range(process["daemons"]):
         threading.Thread(target=calls_until_the_end, daemon=True).start()
-    for _ in range(scene["threads"]):
+    for _ in range(process["threads"]):
         threading.Thread(target=calls, args=[1]).start()
-    leave = leaving(scene)
-    if scene["asynchronous"] != "none":
-        with_async_engine(AsyncEngine(llm if scene["shared"] else new_llm(model)), params, scene)
-    for i in range(scene["streams"]):
+    leave = leaving(process)
+    if process["asynchronous"] != "none":
+        with_async_engine(AsyncEngine(llm if process["shared"] else new_llm(model)), params, process)
+    for i in range(process["streams"]):
         streams.append(llm.stream([8, i], params))
         next(streams[-1])
-    stay(scene, lambda: calls(1))
+    stay(process, lambda: calls(1))
     leave()
 
 
@@ -97,9 +97,9 @@ def new_llm(model: LoadedModel) -> LLM:
     return tiny_llm(model, max_total_tokens=256, max_running_requests=4, max_context_len=128)
 
 
-def leaving(scene: dict[str, Any]) -> Callable[[], None]:
+def leaving(process: dict[str, Any]) -> Callable[[], None]:
     """The function by which the process leaves; signals come from a timer of their own, at any moment."""
-    way = scene["way"]
+    way = process["way"]
     if way == "SIGTERM handled":
 
         def handler(number: int, frame: FrameType | None) -> None:
@@ -118,7 +118,7 @@ def leaving(scene: dict[str, Any]) -> Callable[[], None]:
                 time.sleep(0.1)  # one that comes just before a sleep does not end it
 
     def send() -> None:
-        time.sleep(scene["seconds"])
+        time.sleep(process["seconds"])
         os.kill(os.getpid(), number)
 
     if number is not None:
@@ -126,17 +126,17 @@ def leaving(scene: dict[str, Any]) -> Callable[[], None]:
     return leave
 
 
-def stay(scene: dict[str, Any], call: Callable[[], None]) -> None:
+def stay(process: dict[str, Any], call: Callable[[], None]) -> None:
     """In main, until the moment comes."""
-    end = time.monotonic() + scene["seconds"]
+    end = time.monotonic() + process["seconds"]
     while time.monotonic() < end:
-        if scene["main_calls"]:
+        if process["main_calls"]:
             call()
         else:
             time.sleep(0.001)
 
 
-def with_async_engine(engine: AsyncEngine, params: SamplingParams, scene: dict[str, Any]) -> None:
+def with_async_engine(engine: AsyncEngine, params: SamplingParams, process: dict[str, Any]) -> None:
     """Requests of an AsyncEngine in flight, in main's event loop or another thread's; nothing is shut down."""
 
     async def busy(seconds: float) -> None:
@@ -153,15 +153,15 @@ def with_async_engine(engine: AsyncEngine, params: SamplingParams, scene: dict[s
         with suppress(EngineClosedError, RuntimeError):  # asyncio's, for a coroutine that Python's exit has ended
             asyncio.run(busy(seconds))
 
-    how = scene["asynchronous"]
+    how = process["asynchronous"]
     if how == "run":
-        run(scene["seconds"])
+        run(process["seconds"])
     elif how == "in a daemon thread":
         threading.Thread(target=run, args=[SECONDS], daemon=True).start()
     else:
         loops.append(asyncio.new_event_loop())
         with suppress(EngineClosedError, RuntimeError):
-            loops[-1].run_until_complete(busy(scene["seconds"]))
+            loops[-1].run_until_complete(busy(process["seconds"]))
 
 
 def without_words_of_asyncio() -> None:
@@ -203,7 +203,7 @@ def run_episode(checkpoint: Path, seed: int, count: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Fork, once per scene, and compare; returns in the child, which then ends as any script does."""
+    """Fork, once per process, and compare; returns in the child, which then ends as any script does."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint")
     parser.add_argument("--seed", type=int, default=0)
@@ -212,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, failures = load_model(args.checkpoint), 0
     for seed in range(args.seed, args.seed + args.count):
-        scene = random_scene(random.Random(seed))
+        process = random_process(random.Random(seed))
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
             if pid == 0:
@@ -221,14 +221,14 @@ def main() -> None:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 torch.set_num_threads(1)  # torch makes its thread pool anew, which two threads may not do at once
                 without_words_of_asyncio()
-                act(scene, model)
+                act(process, model)
                 return
-            code, way = wait_for(pid, SECONDS), scene["way"]
+            code, way = wait_for(pid, SECONDS), process["way"]
             output.seek(0)
             said = output.read().decode(errors="replace")
             if code != WAYS[way] or not is_right(said, way):
                 failures += 1
-                print(f"FAILED --seed {seed}: {scene}: return code {code}, must be {WAYS[way]}\n{said[-6000:]}")
+                print(f"FAILED --seed {seed}: {process}: return code {code}, must be {WAYS[way]}\n{said[-6000:]}")
     print(f"{args.count} exits, {failures} wrong")
     sys.exit(1 if failures else 0)
 

@@ -1,4 +1,4 @@
-"""Episodes of one engine that is driven by hand: everything that a caller can do to it, and faults inside its passes.
+"""Episodes of one engine that is stepped manually: everything that a caller can do to it, and faults inside its passes.
 
 `run_episode` with `panics`: the engine has a tokenizer, and exceptions that are no `Exception` come from its `decode`, from
 logits processors and from the sampler.

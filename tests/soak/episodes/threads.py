@@ -1,4 +1,4 @@
-"""Episodes of one LLM that several threads use at once, while others abort, look, and try to step it by hand; and those
+"""Episodes of one LLM that several threads use at once, while others abort, look, and try to step it manually; and those
 in which a signal handler raises at random moments in the main thread.
 
 Which calls are made follows from the seed; how they meet does not, because the operating system decides that.
@@ -27,7 +27,7 @@ from tests.helpers.tiny_llm import Job, check_completion, check_outputs, random_
 from tests.helpers.waiting import until
 
 SECONDS = 120  # in which the threads of an episode must have ended
-REFUSED = "this engine's own thread is serving requests"  # what a step by hand may be told
+REFUSED = "this engine's own thread is serving requests"  # what a manual step may be told
 PACKAGE = str(Path(nanoinfer.__file__).parent)
 ALARMED_CALLS = 60
 
@@ -129,7 +129,7 @@ class Crowd:
         return request_id in self.aborted
 
     def meddle(self, seed: int, others: int) -> None:
-        """Look, abort, flush, and try to step by hand, until only `others` threads like this one are left."""
+        """Look, abort, flush, and try to step manually, until only `others` threads like this one are left."""
         rng, engine = np.random.default_rng(seed), self.llm.engine
         while self.is_busy(others) and not self.errors:
             chance = rng.random()
@@ -149,11 +149,11 @@ class Crowd:
             elif chance < 0.8:
                 engine.flush_cache()
             else:
-                self._step_by_hand()
+                self._step_manually()
             if rng.random() < 0.5:
                 time.sleep(float(rng.uniform(0, 0.002)))
 
-    def _step_by_hand(self) -> None:
+    def _step_manually(self) -> None:
         """Refused while requests are in flight; and otherwise there is nothing to do."""
         try:
             outputs = self.llm.engine.step()
@@ -162,7 +162,7 @@ class Crowd:
                 raise
             self.counts["steps refused"] += 1
         else:
-            assert outputs == [], "a step by hand has taken the outputs of others"
+            assert outputs == [], "a manual step has taken the outputs of others"
 
     def check_all_free(self) -> None:
         """Nothing is left of any request."""
@@ -298,7 +298,7 @@ def installed(alarms: Alarms) -> Iterator[None]:
         sys.unraisablehook = hook
 
 
-def by_hand(llm: LLM, alarms: Alarms, jobs: Sequence[Job]) -> None:
+def manual_steps(llm: LLM, alarms: Alarms, jobs: Sequence[Job]) -> None:
     """Add requests and step under alarms, each of which may reset the engine: whatever comes out is right."""
     engine, jobs_by_id = llm.engine, dict[int, Job]()
 
@@ -324,7 +324,7 @@ def by_hand(llm: LLM, alarms: Alarms, jobs: Sequence[Job]) -> None:
 def run_alarms(
     llm: LLM, rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> Counter[str]:
-    """Calls of the main thread that alarms end, beside those of other threads, which never see one; or steps by hand."""
+    """Calls of the main thread that alarms end, beside those of other threads, which never see one; or manual steps."""
     counts: Counter[str] = Counter()
     crowd, alarms = Crowd(llm, counts), Alarms(rng)
     storm = rng.random() < 0.3
@@ -332,7 +332,7 @@ def run_alarms(
     *others, mine = random_jobs(rng, oracle, prompts, max_new_tokens, [15] * workers + [ALARMED_CALLS])
     with installed(alarms):
         if not workers and llm.config.max_queue is None:
-            by_hand(llm, alarms, mine)
+            manual_steps(llm, alarms, mine)
         for of_one in others:
             crowd.start(crowd.do, of_one)
         for job in mine:

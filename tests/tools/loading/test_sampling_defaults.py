@@ -71,7 +71,7 @@ def awaited(llm: LLM, params: Any) -> list[int]:
     return run(ask)
 
 
-def by_hand(llm: LLM, params: Any) -> list[int]:
+def stepped(llm: LLM, params: Any) -> list[int]:
     engine = make_engine(llm.model, llm.config)
     rid = engine.add_request(PROMPT, params)
     return finish(engine)[rid].token_ids
@@ -93,7 +93,7 @@ def served_by_generate(llm: LLM, params: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(("given", "meant"), REQUESTS)
-@pytest.mark.parametrize("way", [generated, streamed, awaited, by_hand, served, served_by_generate])
+@pytest.mark.parametrize("way", [generated, streamed, awaited, stepped, served, served_by_generate])
 def test_a_request_is_answered_as_if_it_had_given_them(
     way: Callable[[LLM, Any], list[int]], given: dict[str, Any], meant: dict[str, Any], llm: LLM, plain: LLM
 ) -> None:

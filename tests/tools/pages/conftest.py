@@ -1,4 +1,4 @@
-"""What several of these files look at: a run of the trace player, and explorables, recorded once."""
+"""What several of these files look at: a run of the trace player, and interactive figures, recorded once."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +19,8 @@ from notebooks.course.explore import (
     CellRow,
     Cells,
     Control,
-    Explorable,
     Frame,
+    InteractiveFigure,
     Lane,
     Lanes,
     Node,
@@ -41,7 +41,7 @@ PROMPT = FOX + " One day she found a"
 SLOTS, NAMES = (4, 8, 16), ("few", "many")
 
 
-def sampled(llm: LLM) -> Explorable:
+def sampled(llm: LLM) -> InteractiveFigure:
     return sampling(llm, PROMPT)
 
 
@@ -123,7 +123,7 @@ def panels(slots: int, name: str) -> list[Any]:
     ]
 
 
-def make(**changes: Any) -> Explorable:
+def make(**changes: Any) -> InteractiveFigure:
     controls = [Control("slots", "slots", SLOTS, start=1), Control("name", "how many", NAMES)]
     frames = {
         (i, j): Frame(panels(slots, name), f"{slots} slots, {name}.")
@@ -131,4 +131,4 @@ def make(**changes: Any) -> Explorable:
         for j, name in enumerate(NAMES)
     }
     given: dict[str, Any] = {"title": "Which?", "intro": "Look.", "controls": controls, "frames": frames}
-    return Explorable(**given | changes)
+    return InteractiveFigure(**given | changes)

@@ -1,5 +1,5 @@
-"""What the explorables of the engine show is what an engine did: compared with the engine's own counts, and with a second,
-separate run whose engine is looked at directly. The saved pages show what it does now."""
+"""What the interactive figures of the engine show is what an engine did: compared with the engine's own counts, and with a
+second, separate run whose engine is looked at directly. The saved pages show what it does now."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ import pytest
 from nanoinfer import LLM
 from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
 from notebooks.course.explore.__main__ import CATALOGUE
-from notebooks.course.explore.explorable import Explorable
+from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
@@ -24,13 +24,13 @@ from tests.tools.pages.conftest import Recorded, live
 FOLDER = ROOT / "notebooks" / "explorables"
 
 
-def panel(explorable: Explorable, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
+def panel(figure: InteractiveFigure, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
     """A panel of one frame, the `number`-th of its kind."""
-    return [each for each in explorable.frames[indices].panels if isinstance(each, kind)][number]
+    return [each for each in figure.frames[indices].panels if isinstance(each, kind)][number]
 
 
-def shown_numbers(explorable: Explorable, indices: tuple[int, ...]) -> dict[str, str]:
-    return {each.name: each.value for each in panel(explorable, indices, Numbers).numbers}
+def shown_numbers(figure: InteractiveFigure, indices: tuple[int, ...]) -> dict[str, str]:
+    return {each.name: each.value for each in panel(figure, indices, Numbers).numbers}
 
 
 def texts(run: Run) -> list[str]:
@@ -85,8 +85,8 @@ def test_a_recording_leaves_the_engine_of_the_llm_and_the_threads_alone(story: L
 
 
 def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LLM, recorded: Recorded) -> None:
-    explorable = recorded(page_sizes.page_sizes)
-    steps = explorable.controls[1].values
+    figure = recorded(page_sizes.page_sizes)
+    steps = figure.controls[1].values
     for i, size in enumerate(page_sizes.SIZES):
         engines = live(story, page_sizes.ARRIVALS, page_sizes.SLOTS, page_size=size)
         for step, engine in enumerate(engines, 1):
@@ -94,14 +94,14 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
                 continue
             running = engine.scheduler.running
             empty = sum(req.allocated_len - req.kv_len for req in running)
-            cells = panel(explorable, (i, steps.index(step)), Cells)
+            cells = panel(figure, (i, steps.index(step)), Cells)
             looks = [cell.look for row in cells.rows for cell in row.cells]
             assert len(looks) == page_sizes.SLOTS
             assert looks.count("padding") == empty
             assert looks.count("free") == engine.stats().free_slots
             assert looks.count("tree") == engine.stats().evictable_slots
             for other in range(len(page_sizes.SIZES)):  # its bar is the same, whichever is chosen
-                bars = panel(explorable, (other, steps.index(step)), Bars).bars
+                bars = panel(figure, (other, steps.index(step)), Bars).bars
                 assert bars[i].value == empty
                 assert bars[i].look == ("highlight" if other == i else "padding")
 
@@ -115,9 +115,9 @@ def indices_of(setting: tuple[int, float]) -> tuple[int, int]:
 
 
 def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
-    explorable = recorded(pool_sizes.pool_sizes)
+    figure = recorded(pool_sizes.pool_sizes)
     for setting, run in recorded(pool_sizes.record_pool_sizes).items():
-        for index, lane in enumerate(panel(explorable, indices_of(setting), Lanes).lanes):
+        for index, lane in enumerate(panel(figure, indices_of(setting), Lanes).lanes):
             drawn = {step + 1: span.phase for span in lane.spans for step in range(span.start, span.end)}
             assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
             extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
@@ -128,17 +128,17 @@ def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> No
 
 
 def test_hits_are_the_engines_cached_tokens_and_policies_differ(recorded: Recorded) -> None:
-    explorable = recorded(eviction.eviction)
+    figure = recorded(eviction.eviction)
     totals = {}
     for (policy, size), run in recorded(eviction.record_eviction).items():
         indices = list(eviction.POLICIES).index(policy), eviction.SIZES.index(size)
-        stats, bars = run.stats[-1], panel(explorable, indices, Bars).bars
+        stats, bars = run.stats[-1], panel(figure, indices, Bars).bars
         assert sum(bar.value for bar in bars) == stats.cached_tokens
         assert [bar.before for bar in bars] == [len(request.prompt) for request in run.trace.requests]
-        shown = shown_numbers(explorable, indices)
+        shown = shown_numbers(figure, indices)
         assert shown["prompt tokens found"].startswith(f"{stats.cached_tokens} of {stats.prompt_tokens} ")
         assert shown["cached tokens evicted"] == str(stats.evicted_tokens)
-        nodes = [node for node in panel(explorable, indices, Tree).root.walk() if node.text]
+        nodes = [node for node in panel(figure, indices, Tree).root.walk() if node.text]
         assert len(nodes) == len(run.trace.state().nodes) - 1
         totals[policy, size] = stats.cached_tokens
     small, large = eviction.SIZES[0], eviction.SIZES[-1]
@@ -200,7 +200,7 @@ def rounded(data: Any) -> Any:
     return float(f"{data:.3g}") if isinstance(data, float) else data
 
 
-def test_every_explorable_is_there_and_no_other_page() -> None:
+def test_every_figure_is_there_and_no_other_page() -> None:
     assert {path.stem for path in FOLDER.glob("*.html")} == set(CATALOGUE)
     listed = re.findall(r"\]\((\w+)\.html\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(CATALOGUE)
@@ -209,7 +209,7 @@ def test_every_explorable_is_there_and_no_other_page() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_a_page_is_what_would_be_recorded_now(
-    name: str, recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
+    name: str, recorded: Callable[[Callable[[LLM], InteractiveFigure]], InteractiveFigure]
 ) -> None:
     there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), recorded(CATALOGUE[name]).html()
     again = f"python -m notebooks.course.explore {name} --out notebooks/explorables"

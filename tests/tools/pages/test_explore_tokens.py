@@ -10,7 +10,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions.inference import InferenceEngine
-from notebooks.course.explore import Bars, Cells, Explorable, Numbers, token_life
+from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, token_life
 from notebooks.course.explore.lives import lives_of
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.explore.sampling import distributions
@@ -50,11 +50,11 @@ def test_probabilities_are_those_with_which_the_sampler_draws(story: LLM, settin
 
 
 def test_bars_and_numbers_are_of_the_distribution(recorded: Recorded, story: LLM) -> None:
-    explorable = recorded(sampled)
+    figure = recorded(sampled)
     engine = InferenceEngine(story.model)
     logits, _ = engine.extend(engine.builder.prompt_ids(PROMPT), keep=False)
-    for chosen, frame in explorable.frames.items():
-        values = [control.values[i] for control, i in zip(explorable.controls, chosen, strict=True)]
+    for chosen, frame in figure.frames.items():
+        values = [control.values[i] for control, i in zip(figure.controls, chosen, strict=True)]
         _, after = distributions(logits, *values)
         bars, numbers = frame.panels
         assert isinstance(bars, Bars)
@@ -92,10 +92,10 @@ def test_there_is_a_pass_of_each_kind_and_its_tokens_are_those_without_drafts(
 
 
 def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
-    passes: dict[str, Pass], recorded: Callable[[Callable[[LLM], Explorable]], Explorable]
+    passes: dict[str, Pass], recorded: Callable[[Callable[[LLM], InteractiveFigure]], InteractiveFigure]
 ) -> None:
-    explorable = recorded(verify_steps)
-    for (i, step), frame in explorable.frames.items():
+    figure = recorded(verify_steps)
+    for (i, step), frame in figure.frames.items():
         each, (cells, outcomes, request) = passes[KINDS[i]], frame.panels
         assert isinstance(cells, Cells)
         assert isinstance(outcomes, Numbers)
@@ -112,7 +112,7 @@ def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
         assert request.numbers[3].value == (str(len(each.got)) if known else f"{max(step, 1)} at least")
         assert {look for look, _ in cells.legend} == {look for row in looks for look in row} - {"unused"}
         again = sum(cell.mark == "written" for cell in cells.rows[1].cells)
-        last = step == len(explorable.controls[1].values) - 1
+        last = step == len(figure.controls[1].values) - 1
         assert again == (len({*each.slots} & {*each.next_slots}) if last else 0)
 
 

@@ -1,4 +1,4 @@
-"""Pages as files: the trace player and the explorables, in a notebook and where there are no scripts."""
+"""Pages as files: the trace player and the interactive figures, in a notebook and where there are no scripts."""
 
 import html
 import json
@@ -10,9 +10,9 @@ import pytest
 from nanoinfer.viz.page import safe_json
 from nanoinfer.viz.trace import Trace
 from nanoinfer.viz.trace.player import Player
-from notebooks.course.explore import Explorable
+from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.__main__ import CATALOGUE, main
-from notebooks.course.explore.explorable import shared
+from notebooks.course.explore.interactive_figure import shared
 from tests.tools.pages.conftest import make
 
 HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--", "]]>", "\u2028", "${alert(1)}", "“&amp;”")
@@ -25,7 +25,7 @@ def test_json_in_a_script_element_cannot_end_it() -> None:
     assert json.loads(text) == value
 
 
-@pytest.mark.parametrize("kind", [Player, Explorable])
+@pytest.mark.parametrize("kind", [Player, InteractiveFigure])
 def test_in_a_notebook_a_frame_holds_the_page_and_a_picture_with_its_words_stands_beneath(
     kind: type, run: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The radix cache, by hand on small trees: what is inserted is found, in whole pages, under its key."""
+"""The radix cache, on small trees: what is inserted is found, in whole pages, under its key."""
 
 from collections.abc import Callable
 from typing import Any

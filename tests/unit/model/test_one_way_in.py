@@ -76,7 +76,7 @@ def test_logit_rows_are_the_last_tokens_of_an_extend_and_all_of_a_decode(checkpo
     assert InputMetadata.create(runner, 1, ForwardMode.DECODE, [0, 1], [3, 4], None, [6, 7]).logit_rows is None
 
 
-def test_hand_made_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
+def test_explicit_arguments_are_refused_before_anything_is_written(checkpoint: Checkpoint) -> None:
     loaded = load_model(checkpoint())
     runner = ModelRunner(loaded.model, ReqToTokenPool(1, 16), loaded.new_kv_pool(16), TorchNativeBackend())
     with pytest.raises(ValueError, match=r"out_cache_loc: slot 16 is outside 0\.\.15"):

@@ -29,7 +29,7 @@ PREFIXES, NEW = [13, 6, 1], [4, 1, 6]  # tokens before the pass; the newest one 
 SLOTS = 96
 
 
-class ByHand:
+class ChosenSlots:
     """Three requests with all tokens but the last `NEW` computed; rows and slots are written by hand, in shuffled pages."""
 
     def __init__(self, loaded: LoadedModel, page_size: int, attention: str):
@@ -86,9 +86,9 @@ class ByHand:
         return torch.cat(logits)
 
 
-def by_hand(path: Path, page_size: int, kernels: str, attention: str) -> ByHand:
+def chosen_slots(path: Path, page_size: int, kernels: str, attention: str) -> ChosenSlots:
     try:
-        return ByHand(load_model(path, kernels=kernels), page_size, attention)
+        return ChosenSlots(load_model(path, kernels=kernels), page_size, attention)
     except KernelsUnavailableError as error:
         pytest.skip(str(error))
 
@@ -102,7 +102,7 @@ def test_verify_has_the_logits_of_transformers_with_every_kernel(
     kernels: str, attention: str, page_size: int, checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
     path = checkpoint("llama")
-    rows = by_hand(path, page_size, kernels, attention)
+    rows = chosen_slots(path, page_size, kernels, attention)
     compare(rows, oracle(path))
 
 
@@ -114,10 +114,10 @@ def test_verify_has_the_logits_of_transformers_in_every_family(
     family: str, changes: dict[str, object], checkpoint: Checkpoint, oracle: Oracle
 ) -> None:
     path = checkpoint(family, **changes)
-    compare(by_hand(path, 4, "auto", "auto"), oracle(path))
+    compare(chosen_slots(path, 4, "auto", "auto"), oracle(path))
 
 
-def compare(rows: ByHand, model: transformers.PreTrainedModel) -> None:
+def compare(rows: ChosenSlots, model: transformers.PreTrainedModel) -> None:
     wanted = torch.cat(
         [all_logits(model, tokens)[start:] for tokens, start in zip(rows.sequences, PREFIXES, strict=True)]
     )
@@ -129,13 +129,13 @@ def compare(rows: ByHand, model: transformers.PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_draft_has_the_very_bits_of_its_own_decode(page_size: int, checkpoint: Checkpoint) -> None:
-    rows = by_hand(checkpoint("qwen3"), page_size, "cpp", "cpp")
+    rows = chosen_slots(checkpoint("qwen3"), page_size, "cpp", "cpp")
     verified = rows.runner.forward_batch(rows.batch()).logits
     assert torch.equal(verified, rows.one_by_one())
 
 
 def test_a_wrong_draft_changes_nothing_before_it_and_the_next_pass_nothing_after(checkpoint: Checkpoint) -> None:
-    rows = by_hand(checkpoint("llama"), 1, "auto", "auto")
+    rows = chosen_slots(checkpoint("llama"), 1, "auto", "auto")
     right = rows.runner.forward_batch(rows.batch()).logits
     spoiled = rows.batch()
     spoiled.input_ids[2] = (spoiled.input_ids[2] + 1) % 300  # the second draft of the first request
@@ -159,7 +159,7 @@ def running(engine: Engine, *prompts: Sequence[int]) -> list[Req]:
 
 
 @pytest.mark.parametrize("likeliest", [False, True])
-def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
+def test_expand_verify_has_a_request_for_every_new_token(likeliest: bool) -> None:
     batch = ForwardBatch(
         forward_mode=ForwardMode.VERIFY,
         input_ids=torch.arange(70, 78),
@@ -182,7 +182,7 @@ def test_as_decode_has_a_request_for_every_new_token(likeliest: bool) -> None:
     assert expand_verify(replace(batch, adapter_slots=None)).adapter_slots is None
 
 
-def test_as_decode_leaves_all_other_fields_as_they_are() -> None:
+def test_expand_verify_leaves_all_other_fields_as_they_are() -> None:
     """So that a field that is added to a pass reaches the layers of a VERIFY, too."""
     engine = make_engine()
     batch = Batch.verify(running(engine, [1, 2, 3], [50, 51]), [2, 0], engine.cache)

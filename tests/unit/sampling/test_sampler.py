@@ -305,8 +305,8 @@ def test_a_filter_is_off_by_default_and_seen_when_it_is_on(each: Filter) -> None
 def test_filters_apply_in_the_order_of_the_table_to_what_the_one_before_has_left() -> None:
     params = SamplingParams(top_k=3, top_p=0.5, temperature=0.5)
     one = keep_likely(SCORES[1:], [params])
-    by_hand = FILTERS[1].keep(FILTERS[0].keep((SCORES[1:] - 3.0) / 0.5, torch.tensor([[3.0]])), torch.tensor([[0.5]]))
-    assert torch.equal(one, by_hand)
+    expected = FILTERS[1].keep(FILTERS[0].keep((SCORES[1:] - 3.0) / 0.5, torch.tensor([[3.0]])), torch.tensor([[0.5]]))
+    assert torch.equal(one, expected)
     assert [each.name for each in FILTERS] == ["top_k", "top_p", "min_p"]
 
 

@@ -93,7 +93,7 @@ def test_a_request_whose_drafts_cannot_be_chosen_has_none_and_goes_on(
 def test_drafts_end_where_the_logits_end_to_be_numbers(
     path: Path, name: str, capture: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft model foresees everything, until it has read the token that it cannot read: the third draft."""
+    """The draft model predicts everything right until it has read the token that it cannot read: the third draft."""
     params = PARAMS[name]
     plain = tiny_llm(load_model(path, torch.float32), max_running_requests=8)
     prompts = [[first, second] for first in range(8, 20) for second in (1, 2)]

@@ -51,7 +51,7 @@ GRAMMARS: tuple[tuple[dict[str, Any], str], ...] = (
 GUEST, RESIDENTS = "guest", ("rhymes", "sea")  # GUEST is loaded and unloaded, now from one folder, now from the other
 
 
-def random_wish(rng: random.Random) -> tuple[str, dict[str, Any], str | None]:
+def random_request(rng: random.Random) -> tuple[str, dict[str, Any], str | None]:
     """A path, a body, and what the text of each choice that stops by itself must match."""
     text = " ".join(rng.choices(WORDS, k=rng.choice([2, 8, 30])))
     body: dict[str, Any] = {"model": "story", "stream": rng.random() < 0.6, "max_tokens": rng.choice([1, 8, 40, 150])}

@@ -235,7 +235,7 @@ def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Pa
             assert llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids == wanted[name]
 
 
-def by_hand(llm: LLM) -> Fetches:
+def manual_fetches(llm: LLM) -> Fetches:
     fetches = Fetches()
     llm.engine.adapters.pool._executor = fetches
     return fetches
@@ -248,7 +248,7 @@ def alone_in_another(checkpoint: Checkpoint, name: str) -> list[int]:
 
 def test_requests_go_on_while_an_adapter_is_fetched(checkpoint: Checkpoint) -> None:
     llm = with_adapters(checkpoint, schedule_policy="fcfs")
-    fetches, engine = by_hand(llm), llm.engine
+    fetches, engine = manual_fetches(llm), llm.engine
     wanted = alone_in_another(checkpoint, "large")
     waits = engine.add_request(PROMPTS[0], PARAMS, adapter="large")
     goes = engine.add_request(PROMPTS[1], PARAMS)
@@ -304,7 +304,7 @@ def test_a_request_whose_adapter_cannot_be_fetched_ends_alone(
     monkeypatch.setattr(kind, "pack", fail)
     with pytest.raises(MemoryError, match="no room"):
         llm.generate(PROMPTS[0], PARAMS, adapter="small")
-    engine, fetches = llm.engine, by_hand(llm)
+    engine, fetches = llm.engine, manual_fetches(llm)
     fails = [engine.add_request(prompt, PARAMS, adapter="small") for prompt in PROMPTS[:2]]
     goes = engine.add_request(PROMPTS[0], PARAMS)
     engine.step()

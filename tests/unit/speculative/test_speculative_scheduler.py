@@ -1,4 +1,4 @@
-"""DraftingScheduler: slots, ends and faults with drafts, on a model that counts, so that right drafts are known."""
+"""SpeculativeScheduler: slots, ends and faults with drafts, on a model that counts, so that right drafts are known."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from tests.helpers.engines import Clock, V, assert_all_free, finish, greedy, mak
 WRONG = 100  # no prompt here comes near it
 
 
-class Foreseeing:
+class OracleDrafter:
     """A drafter that proposes as much as it may: `right` drafts that the counting model will choose, then wrong ones."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Foreseeing:
 
 
 def engine_of(**options: Any) -> Engine:
-    return make_engine(**{"drafter": "foreseeing", "adaptive_drafts": False, **options})
+    return make_engine(**{"drafter": "oracle", "adaptive_drafts": False, **options})
 
 
 def mode_of(engine: Engine) -> ForwardMode:
@@ -47,10 +47,10 @@ def mode_of(engine: Engine) -> ForwardMode:
 
 
 @pytest.fixture
-def drafter(monkeypatch: pytest.MonkeyPatch) -> Foreseeing:
+def drafter(monkeypatch: pytest.MonkeyPatch) -> OracleDrafter:
     """The drafter that `engine_of` asks."""
-    one = Foreseeing()
-    monkeypatch.setitem(DRAFTERS, "foreseeing", lambda _: one)
+    one = OracleDrafter()
+    monkeypatch.setitem(DRAFTERS, "oracle", lambda _: one)
     return one
 
 
@@ -58,7 +58,7 @@ def drafter(monkeypatch: pytest.MonkeyPatch) -> Foreseeing:
 
 
 @pytest.mark.parametrize("right", range(5))
-def test_a_pass_gives_the_drafts_that_are_right_and_one_token_more(drafter: Foreseeing, right: int) -> None:
+def test_a_pass_gives_the_drafts_that_are_right_and_one_token_more(drafter: OracleDrafter, right: int) -> None:
     drafter.right = right
     engine = engine_of(num_draft_tokens=4)
     engine.add_request([1, 2, 3], greedy(30))
@@ -74,7 +74,7 @@ def test_a_pass_gives_the_drafts_that_are_right_and_one_token_more(drafter: Fore
     assert_all_free(engine)
 
 
-def test_wrong_drafts_leave_the_tree_as_it_would_be_without(drafter: Foreseeing) -> None:
+def test_wrong_drafts_leave_the_tree_as_it_would_be_without(drafter: OracleDrafter) -> None:
     drafter.right = 1
     for page_size in (1, 4):
         trees = []
@@ -86,7 +86,7 @@ def test_wrong_drafts_leave_the_tree_as_it_would_be_without(drafter: Foreseeing)
         assert trees[0]
 
 
-def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter: Foreseeing) -> None:
+def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter: OracleDrafter) -> None:
     engine = engine_of(num_draft_tokens=5)
     plain = SamplingParams(max_new_tokens=20, temperature=0, logits_processors=(lambda ids, scores: scores,))
     for prompt, params in (([1], greedy(20)), ([30], greedy(4)), ([50], plain), ([70], greedy(2))):
@@ -106,12 +106,12 @@ def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter
     assert last[2].token_ids == list(range(51, 71))
 
 
-def test_where_nobody_has_an_idea_the_pass_is_a_decode(drafter: Foreseeing) -> None:
+def test_where_nobody_has_an_idea_the_pass_is_a_decode(drafter: OracleDrafter) -> None:
     class Nothing:
         def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
             return [[] for _ in reqs]
 
-    DRAFTERS["foreseeing"] = lambda _: Nothing()  # the fixture puts the registry back
+    DRAFTERS["oracle"] = lambda _: Nothing()  # the fixture puts the registry back
     engine = engine_of()
     engine.add_request([1], greedy(4))
     step(engine)
@@ -122,7 +122,7 @@ def test_where_nobody_has_an_idea_the_pass_is_a_decode(drafter: Foreseeing) -> N
 
 
 def test_the_next_drafter_is_asked_for_those_whose_first_has_no_idea(
-    drafter: Foreseeing, monkeypatch: pytest.MonkeyPatch
+    drafter: OracleDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OddOnly:
         asked: list[int] = []  # noqa: RUF012
@@ -132,7 +132,7 @@ def test_the_next_drafter_is_asked_for_those_whose_first_has_no_idea(
             return [[WRONG] if req.request_id % 2 else [] for req in reqs]
 
     monkeypatch.setitem(DRAFTERS, "odd", lambda _: OddOnly())
-    engine = engine_of(drafter=("odd", "foreseeing"))
+    engine = engine_of(drafter=("odd", "oracle"))
     outputs = serve(engine, [1], [30], [60], max_new_tokens=9)
     assert OddOnly.asked[:3] == [0, 1, 2]
     assert all(1 not in ids for ids, _ in drafter.asked)
@@ -145,7 +145,7 @@ def test_the_next_drafter_is_asked_for_those_whose_first_has_no_idea(
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_drafts_take_no_slots_that_others_need_in_the_pass(drafter: Foreseeing, page_size: int) -> None:
+def test_drafts_take_no_slots_that_others_need_in_the_pass(drafter: OracleDrafter, page_size: int) -> None:
     """Three requests of 12 slots in a pool of 36: each can finish, and there is never room for all drafts."""
     engine = engine_of(
         slots=36, page_size=page_size, num_draft_tokens=8, schedule_conservativeness=1e-3, disable_radix_cache=True
@@ -158,7 +158,7 @@ def test_drafts_take_no_slots_that_others_need_in_the_pass(drafter: Foreseeing, 
     assert_all_free(engine)
 
 
-def test_with_no_slot_left_over_there_are_fewer_drafts_and_then_none(drafter: Foreseeing) -> None:
+def test_with_no_slot_left_over_there_are_fewer_drafts_and_then_none(drafter: OracleDrafter) -> None:
     engine = engine_of(slots=24, num_draft_tokens=8, disable_radix_cache=True, schedule_conservativeness=1e-3)
     for start in (1, 40, 80):
         engine.add_request([start, start + 1], greedy(20))
@@ -193,7 +193,7 @@ ENDS = [
 @pytest.mark.parametrize("eos", [(), (71,)])
 @pytest.mark.parametrize("right", [2, 7])
 def test_requests_end_inside_drafts_where_they_would_end_without(
-    drafter: Foreseeing, fields: dict[str, Any], eos: Sequence[int], right: int
+    drafter: OracleDrafter, fields: dict[str, Any], eos: Sequence[int], right: int
 ) -> None:
     drafter.right = right
     told = []
@@ -209,7 +209,7 @@ def test_requests_end_inside_drafts_where_they_would_end_without(
     assert told[0] == told[1]
 
 
-def test_drafts_behind_the_end_are_drafted_but_not_accepted(drafter: Foreseeing) -> None:
+def test_drafts_behind_the_end_are_drafted_but_not_accepted(drafter: OracleDrafter) -> None:
     engine = engine_of(num_draft_tokens=6)
     (output,) = serve(engine, [65], max_new_tokens=20, stop_token_ids=[69])
     assert output.token_ids == [66, 67, 68, 69]
@@ -220,7 +220,7 @@ def test_drafts_behind_the_end_are_drafted_but_not_accepted(drafter: Foreseeing)
 # --- streams, aborts, pauses -----------------------------------------------------------------------------------------
 
 
-def test_pieces_of_a_stream_have_all_tokens_of_a_pass(drafter: Foreseeing) -> None:
+def test_pieces_of_a_stream_have_all_tokens_of_a_pass(drafter: OracleDrafter) -> None:
     engine = engine_of(num_draft_tokens=3)
     request_id = engine.add_request([65], greedy(10, stop=["never"]))
     reader, pieces = PieceReader(engine.open_requests.groups[request_id]), []
@@ -233,7 +233,7 @@ def test_pieces_of_a_stream_have_all_tokens_of_a_pass(drafter: Foreseeing) -> No
     assert [piece.finish_reason for piece in pieces] == [None, None, None, "length"]
 
 
-def test_aborts_and_pauses_between_passes_keep_what_was_accepted(drafter: Foreseeing) -> None:
+def test_aborts_and_pauses_between_passes_keep_what_was_accepted(drafter: OracleDrafter) -> None:
     drafter.right = 2
     engine = engine_of(page_size=4)
     for start in (1, 30, 60):
@@ -263,7 +263,7 @@ def broken() -> RuntimeError:
     return RuntimeError("broken on purpose")
 
 
-def test_an_engine_whose_drafter_raises_resets(drafter: Foreseeing, broken: RuntimeError) -> None:
+def test_an_engine_whose_drafter_raises_resets(drafter: OracleDrafter, broken: RuntimeError) -> None:
     engine = engine_of(rows=2)
     ids = [engine.add_request([start], greedy(10)) for start in (1, 30, 60)]  # the last one waits for a row
     step(engine)
@@ -309,7 +309,7 @@ def test_a_drafter_that_proposes_what_it_must_not_is_named(
 
 @pytest.mark.parametrize("place", ["model", "sampler", "processing"])
 def test_a_fault_in_a_verify_pass_frees_the_slots_of_its_drafts(
-    drafter: Foreseeing, broken: RuntimeError, place: str, monkeypatch: pytest.MonkeyPatch
+    drafter: OracleDrafter, broken: RuntimeError, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(rows=2, page_size=4, num_draft_tokens=7)
     ids = [engine.add_request([start], greedy(20)) for start in (1, 30, 60)]
@@ -339,7 +339,7 @@ def test_a_fault_in_a_verify_pass_frees_the_slots_of_its_drafts(
     assert_all_free(engine)
 
 
-def test_logits_of_a_row_that_hold_nan_end_the_requests_of_the_pass(drafter: Foreseeing) -> None:
+def test_logits_of_a_row_that_hold_nan_end_the_requests_of_the_pass(drafter: OracleDrafter) -> None:
     engine = engine_of()
     engine.add_request([1], greedy(20))
     step(engine)
@@ -358,7 +358,7 @@ def test_logits_of_a_row_that_hold_nan_end_the_requests_of_the_pass(drafter: For
     assert_all_free(engine)
 
 
-def test_drafts_are_counted_per_completion_per_request_and_in_all(drafter: Foreseeing) -> None:
+def test_drafts_are_counted_per_completion_per_request_and_in_all(drafter: OracleDrafter) -> None:
     drafter.right = 2
     engine = engine_of(num_draft_tokens=3, random_seed=0)
     engine.add_request([1], SamplingParams(max_new_tokens=10, n=2, temperature=0.01, seed=1))
@@ -373,7 +373,7 @@ def test_drafts_are_counted_per_completion_per_request_and_in_all(drafter: Fores
     assert stats.output_tokens == 23
 
 
-def test_adaptive_drafting_stops_where_drafts_are_always_wrong(drafter: Foreseeing) -> None:
+def test_speculation_stops_where_drafts_are_always_wrong(drafter: OracleDrafter) -> None:
     drafter.right, clock = 0, Clock()
     engine = engine_of(adaptive_drafts=True, slots=4096, clock=clock)
     run = engine.model_runner.run

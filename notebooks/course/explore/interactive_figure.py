@@ -1,4 +1,4 @@
-"""Explorable: one self-contained page, of which nothing is fetched, with controls that choose among recorded frames."""
+"""InteractiveFigure: one self-contained page that fetches nothing, with controls that choose among recorded frames."""
 
 import base64
 import html
@@ -57,7 +57,7 @@ class Frame:
     sentence: str
 
 
-class Explorable:
+class InteractiveFigure:
     """A question (`title`), what to look at (`intro`), controls, and for every combination of their indices a Frame.
 
     `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the combination whose frame is drawn
@@ -132,7 +132,7 @@ class Explorable:
 
     def _repr_html_(self) -> str:
         """The page in a frame. Where frames and styles are shown, the picture beneath it is not needed, and hidden."""
-        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "explorable")
+        return f"<style>{HIDE_STILL}</style>" + frame(self.html(), self.title, f"{self.height}px", "interactive")
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -145,7 +145,7 @@ class Explorable:
 
 # The output after the one with the frame: in JupyterLab and in pages that nbconvert writes, and in nbviewer.
 HIDE_STILL = " ".join(
-    f"{output}:has(iframe.explorable) + {output}:has(img) {{ display: none }}"
+    f"{output}:has(iframe.interactive) + {output}:has(img) {{ display: none }}"
     for output in (".jp-OutputArea-child", ".output_area")
 )
 

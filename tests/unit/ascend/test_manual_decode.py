@@ -1,4 +1,4 @@
-"""Decoding by hand with forward_tensor and advance_step: one token at a time, drafts in a line, and trees of drafts."""
+"""Manual decoding with forward_tensor and advance_step: one token at a time, drafts in a line, and trees of drafts."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The explorables in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
+"""The interactive figures in headless Chromium: moved by keyboard, they show recorded frames and fetch nothing."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from notebooks.course.explore import (
     CellRow,
     Cells,
     Control,
-    Explorable,
     Frame,
+    InteractiveFigure,
     Lane,
     Lanes,
     Node,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
-MAKERS: tuple[Callable[[LLM], Explorable], ...] = (
+MAKERS: tuple[Callable[[LLM], InteractiveFigure], ...] = (
     page_sizes,
     pool_sizes,
     chunk_sizes,
@@ -142,14 +142,14 @@ def _node(node: Node, root: Node) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=MAKERS, ids=lambda make: make.__name__)
-def explorable(request: pytest.FixtureRequest, recorded: Callable[[Any], Explorable]) -> Explorable:
+def figure(request: pytest.FixtureRequest, recorded: Callable[[Any], InteractiveFigure]) -> InteractiveFigure:
     return recorded(request.param)
 
 
 @pytest.fixture
-def page(browser: "Chrome", explorable: Explorable, tmp_path: Path) -> "Chrome":
+def page(browser: "Chrome", figure: InteractiveFigure, tmp_path: Path) -> "Chrome":
     path = tmp_path / "page.html"
-    explorable.save(path)
+    figure.save(path)
     browser.get(path.as_uri())
     return browser
 
@@ -165,32 +165,32 @@ def focus(page: "Chrome", name: str) -> None:
     raise AssertionError(f"Tab does not reach {name}")
 
 
-def test_keys_move_every_control_through_all_its_values(page: "Chrome", explorable: Explorable) -> None:
-    indices = [control.start for control in explorable.controls]
-    for number, control in enumerate(explorable.controls):
+def test_keys_move_every_control_through_all_its_values(page: "Chrome", figure: InteractiveFigure) -> None:
+    indices = [control.start for control in figure.controls]
+    for number, control in enumerate(figure.controls):
         focus(page, control.name)
         press(page, Keys.HOME)
         for index in range(len(control.values)):
             if index:
                 press(page, Keys.ARROW_RIGHT if control.slider else Keys.ARROW_DOWN)
             indices[number] = index
-            assert read_page(page) == expected_page(explorable.frames[tuple(indices)]), indices
+            assert read_page(page) == expected_page(figure.frames[tuple(indices)]), indices
     assert not page.get_log("browser")
 
 
-def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", explorable: Explorable) -> None:
+def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", figure: InteractiveFigure) -> None:
     with device(page, 360, 740, touch=True):
         page.refresh()
-        for indices in (min(explorable.frames), max(explorable.frames)):
-            page.execute_script("explorable.show(arguments[0])", list(indices))
+        for indices in (min(figure.frames), max(figure.frames)):
+            page.execute_script("figure.show(arguments[0])", list(indices))
             assert page.execute_script("return document.documentElement.scrollWidth") <= 360
             assert page.execute_script(TABLE_OVERFLOW) <= 0
-            assert read_page(page) == expected_page(explorable.frames[indices])
+            assert read_page(page) == expected_page(figure.frames[indices])
 
 
-def test_the_still_is_a_picture_of_a_frame(explorable: Explorable) -> None:
-    still = explorable.still()
-    assert any(frame.sentence in still.alt for frame in explorable.frames.values())
+def test_the_still_is_a_picture_of_a_frame(figure: InteractiveFigure) -> None:
+    still = figure.still()
+    assert any(frame.sentence in still.alt for frame in figure.frames.values())
     assert still.png().startswith(b"\x89PNG")
 
 
@@ -204,7 +204,7 @@ def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_nothing_is_fetched(browser: "Chrome", small_path: Path) -> None:
     browser.get(small_path.as_uri())
-    browser.execute_script("explorable.show([2, 1])")
+    browser.execute_script("figure.show([2, 1])")
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     fetched = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert fetched == [small_path.as_uri()]
@@ -224,7 +224,7 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
     control = Control("c", HOSTILE, ["a", "b"], [HOSTILE, "b"], slider=True)
     second = Control("d", HOSTILE, ["a", "b"], [HOSTILE, "b"])
     frames = {(i, j): Frame(of_each, HOSTILE) for i in range(2) for j in range(2)}
-    Explorable(HOSTILE, HOSTILE, [control, second], frames).save(tmp_path / "hostile.html")
+    InteractiveFigure(HOSTILE, HOSTILE, [control, second], frames).save(tmp_path / "hostile.html")
     browser.get((tmp_path / "hostile.html").as_uri())
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert browser.execute_script("return document.querySelectorAll('script').length") == 2
@@ -248,7 +248,7 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
 def test_axe_finds_nothing(browser: "Chrome", small_path: Path, screen: tuple[int, int], dark: bool) -> None:
     with device(browser, *screen, dark=dark, touch=screen == PHONE):
         browser.get(small_path.as_uri())
-        browser.execute_script("explorable.show([2, 1])")  # the longest row
+        browser.execute_script("figure.show([2, 1])")  # the longest row
         assert axe_findings(browser) == []
 
 

@@ -1,7 +1,7 @@
-"""Episodes of one engine that is served through several doors at once.
+"""Episodes of one engine that is used by several clients at once.
 
 Threads make calls of its LLM; others run event loops, in which AsyncEngines are made, used by many tasks, and closed, over
-and over; and others abort, pause, look, and try to step by hand. In some episodes passes fail. Which requests are made
+and over; and others abort, pause, look, and try manual steps. In some episodes passes fail. Which requests are made
 follows from the seed; how they meet does not, because the operating system decides that.
 """
 
@@ -33,7 +33,7 @@ from tests.soak.episodes.threads import SECONDS, Crowd, hurry, random_jobs
 
 CALLS = 10  # of a thread
 ROUNDS, TASKS = 3, 10  # of an event loop: its AsyncEngines are made anew in each round
-CLOSED = (EngineClosedError, QueueFullError)  # what a request through a door that closes may raise
+CLOSED = (EngineClosedError, QueueFullError)  # what a request of a client that closes may raise
 
 
 class Visitors(Crowd):
@@ -58,7 +58,7 @@ class Visitors(Crowd):
                     return
 
     def pause_others(self, seed: int, others: int) -> None:
-        """Requests of all doors, until only `others` threads like this one are left."""
+        """Requests of all clients, until only `others` threads like this one are left."""
         rng, engine = np.random.default_rng(seed), self.llm.engine
         while self.is_busy(others) and not self.errors:
             request_ids = sorted(engine.loop.request_ids())
@@ -93,26 +93,26 @@ class Visitors(Crowd):
 
     async def round(self, jobs: Sequence[Job], rng: np.random.Generator) -> None:
         """One or two AsyncEngines, which are closed while tasks still use them, or when all have ended."""
-        doors = [AsyncEngine(self.llm) for _ in range(int(rng.integers(1, 3)))]
+        clients = [AsyncEngine(self.llm) for _ in range(int(rng.integers(1, 3)))]
         looks = [0]
         if watched := rng.random() < 0.3:
-            doors[0].after_step = lambda engine: _look(engine, looks)
+            clients[0].after_step = lambda engine: _look(engine, looks)
         tasks = []
         for job in jobs:
-            door = doors[int(rng.integers(len(doors)))]
-            tasks.append(asyncio.create_task(self.serve(door, job, int(rng.integers(2**31)))))
+            client = clients[int(rng.integers(len(clients)))]
+            tasks.append(asyncio.create_task(self.serve(client, job, int(rng.integers(2**31)))))
             if rng.random() < 0.4:
                 await asyncio.sleep(float(rng.uniform(0, 0.003)))
             if rng.random() < 0.2:
                 tasks[int(rng.integers(len(tasks)))].cancel()
             if rng.random() < 0.05:
-                await asyncio.gather(*[door.shutdown() for door in doors[1:]])
+                await asyncio.gather(*[client.shutdown() for client in clients[1:]])
         if rng.random() < 0.6:
             await asyncio.wait(tasks)
-        assert not watched or doors[0].after_step is not None, "a look has failed"
-        for door in doors:
-            await door.shutdown()
-            assert door.is_closed
+        assert not watched or clients[0].after_step is not None, "a look has failed"
+        for client in clients:
+            await client.shutdown()
+            assert client.is_closed
         results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, asyncio.CancelledError):
@@ -123,17 +123,17 @@ class Visitors(Crowd):
                 self.counts["step failed"] += 1
             elif result is not None:
                 raise result
-        assert doors[0].after_step is None, "a look is left"
+        assert clients[0].after_step is None, "a look is left"
         self.counts["looks"] += looks[0]
         self.counts["rounds"] += 1
         assert self.is_over or not self.llm.engine.is_closed, "an AsyncEngine has shut down what it was made from"
 
     async def leave_open(self, jobs: Sequence[Job], rng: np.random.Generator) -> list[AsyncStream]:
         """Streams of which some have been read a little."""
-        door, streams = AsyncEngine(self.llm), list[AsyncStream]()
+        client, streams = AsyncEngine(self.llm), list[AsyncStream]()
         for job in jobs:
             try:
-                streams += await door.add_all(_requests(job, rng))
+                streams += await client.add_all(_requests(job, rng))
                 if rng.random() < 0.5:
                     await anext(streams[-1], None)
             except CLOSED:
@@ -142,30 +142,30 @@ class Visitors(Crowd):
                 self.counts["step failed"] += 1
         return streams
 
-    async def serve(self, door: AsyncEngine, job: Job, seed: int) -> None:
+    async def serve(self, client: AsyncEngine, job: Job, seed: int) -> None:
         """One job through an AsyncEngine, by one of its methods."""
         rng, timeout_s = np.random.default_rng(seed), job.timeout_s
         if "chat" in job.how:
             chat = [{"role": "user", "content": words(job.prompts[0])}]
             if job.how == "chat":
-                output = await door.chat(chat, job.params[0], timeout_s=timeout_s)
+                output = await client.chat(chat, job.params[0], timeout_s=timeout_s)
                 for completion, wanted in zip(output.outputs, job.wanted[0], strict=True):
-                    cut = self._is_cut(door, job, output.request_id)
+                    cut = self._is_cut(client, job, output.request_id)
                     check_completion(completion.token_ids, completion.text, completion.finish_reason, wanted, cut)
             else:
-                pieces = [piece async for piece in door.stream_chat(chat, job.params[0], timeout_s=timeout_s)]
-                self._check_pieces(pieces, job.wanted[0], self._is_cut(door, job, pieces[0].request_id))
+                pieces = [piece async for piece in client.stream_chat(chat, job.params[0], timeout_s=timeout_s)]
+                self._check_pieces(pieces, job.wanted[0], self._is_cut(client, job, pieces[0].request_id))
         elif job.how == "drop":
-            await self._leave(door, job, rng)
+            await self._leave(client, job, rng)
         else:
             max_unread = int(rng.integers(1, 5)) if rng.random() < 0.5 else None
-            streams = await door.add_all(_requests(job, rng), max_unread)
+            streams = await client.add_all(_requests(job, rng), max_unread)
             for stream, wanted in zip(streams, job.wanted, strict=True):
-                await self._read_all(door, job, stream, wanted, rng)
+                await self._read_all(client, job, stream, wanted, rng)
         self.counts[f"async {job.how}"] += 1
 
     async def _read_all(
-        self, door: AsyncEngine, job: Job, stream: AsyncStream, wanted: list[list[int]], rng: np.random.Generator
+        self, client: AsyncEngine, job: Job, stream: AsyncStream, wanted: list[list[int]], rng: np.random.Generator
     ) -> None:
         """To the end, slowly or in great pieces; some are paused, resumed or aborted on the way."""
         pieces = list[StreamPiece]()
@@ -175,8 +175,8 @@ class Visitors(Crowd):
             if is_slow:
                 await asyncio.sleep(float(rng.uniform(0, 0.001)))
             if meddles and rng.random() < 0.2:
-                await self._meddle(door, stream.request_id, rng)
-        self._check_pieces(pieces, wanted, self._is_cut(door, job, stream.request_id))
+                await self._meddle(client, stream.request_id, rng)
+        self._check_pieces(pieces, wanted, self._is_cut(client, job, stream.request_id))
         final = stream.final
         assert final is not None
         assert final.finished, "the last output is not the last"
@@ -184,25 +184,25 @@ class Visitors(Crowd):
             tokens = [token for piece in pieces if piece.index == completion.index for token in piece.token_ids]
             assert completion.token_ids == tokens, "the pieces are not the output"
 
-    async def _meddle(self, door: AsyncEngine, request_id: int, rng: np.random.Generator) -> None:
+    async def _meddle(self, client: AsyncEngine, request_id: int, rng: np.random.Generator) -> None:
         try:
             if rng.random() < 0.3:
                 self.aborted.add(request_id)
-                await door.abort(request_id)
+                await client.abort(request_id)
                 return
-            await door.pause(request_id)
+            await client.pause(request_id)
             try:
                 self.counts["pauses"] += 1
-                await (door.check_integrity() if rng.random() < 0.5 else asyncio.sleep(0))
+                await (client.check_integrity() if rng.random() < 0.5 else asyncio.sleep(0))
             finally:
-                await door.resume(request_id)
+                await client.resume(request_id)
         except (ValueError, EngineClosedError):
-            pass  # it has ended, or the door is closed, which ends it
+            pass  # it has ended, or the client is closed, which ends it
 
-    async def _leave(self, door: AsyncEngine, job: Job, rng: np.random.Generator) -> None:
+    async def _leave(self, client: AsyncEngine, job: Job, rng: np.random.Generator) -> None:
         """A stream that is left in the middle."""
         prompt, params, tokens, number = job.prompts[0], job.params[0], list[int](), 0
-        pieces = door.stream(prompt, params, timeout_s=job.timeout_s)
+        pieces = client.stream(prompt, params, timeout_s=job.timeout_s)
         async for piece in pieces:
             tokens += piece.token_ids if piece.index == 0 else []
             assert tokens == job.wanted[0][0][: len(tokens)], "a wrong token"
@@ -212,8 +212,8 @@ class Visitors(Crowd):
         if rng.random() < 0.5:
             await pieces.aclose()  # otherwise garbage collection ends it
 
-    def _is_cut(self, door: AsyncEngine, job: Job, request_id: int) -> bool:
-        return job.timeout_s is not None or door.is_closed or self._may_be_cut(request_id)
+    def _is_cut(self, client: AsyncEngine, job: Job, request_id: int) -> bool:
+        return job.timeout_s is not None or client.is_closed or self._may_be_cut(request_id)
 
     def _may_be_cut(self, request_id: int) -> bool:
         return self.is_over or super()._may_be_cut(request_id)
