@@ -70,9 +70,10 @@ class _Costs:
     def __init__(self, num_drafters: int) -> None:
         self.decode = Seconds()  # of a pass without drafts
         self.verify: defaultdict[int, Seconds] = defaultdict(Seconds)  # of one with drafts, by its size
+        self.of_a_row = 0.0  # seconds longer per draft
         self.calls = [Seconds() for _ in range(num_drafters)]  # of drafters
         self.ideas = [EXPECTED] * num_drafters  # drafts in a call, a moving average
-        self.decoded_at = 0  # the number of the newest pass without drafts
+        self.since_decode = 0  # passes with drafts since the newest without them
         self.gained = 0.0  # seconds, by drafts since they were last tried anew
         self.rest_left, self.most_rest = 0, FIRST_REST  # passes
         self.probe_left = PROBE
@@ -82,15 +83,17 @@ class _Costs:
         known = [each.value for other, each in self.verify.items() if other >= size and each.count >= FIRST]
         return max(min(known, default=0.0) - self.decode.value, 0.0)
 
+    def update_price(self, batch: int) -> None:
+        """Average what a row of a pass with drafts costs. This takes a while: once per such pass is enough."""
+        counts = {size: min(seconds.count, MEMORY) for size, seconds in self.verify.items()}
+        rows = sum(count * (size - batch) for size, count in counts.items())
+        self.of_a_row = sum(count * self.extra(size) for size, count in counts.items()) / rows
+
     def price(self, drafter: int, batch: int) -> float:
         """What a draft costs: the tokens that DECODE passes would make in the time that it takes."""
         if not self.decode.value:
             return 0.0
-        counts = {size: min(seconds.count, MEMORY) for size, seconds in self.verify.items()}
-        rows = sum(count * (size - batch) for size, count in counts.items())
-        extra = sum(count * self.extra(size) for size, count in counts.items())
-        of_a_row = extra / rows if rows else 0.0
-        return (of_a_row + self.calls[drafter].value / self.ideas[drafter]) * batch / self.decode.value
+        return (self.of_a_row + self.calls[drafter].value / self.ideas[drafter]) * batch / self.decode.value
 
     def rest(self) -> None:
         """Drafts do not pay now. They rest for so long that what was lost by trying them is a small share of the time, but
@@ -98,7 +101,7 @@ class _Costs:
         lost = max(-self.gained, 0.0) / self.decode.value if self.decode.value else 0.0
         self.rest_left, self.probe_left = min(int(lost / LOSS) + FIRST, self.most_rest), PROBE
         self.most_rest = FIRST_REST if self.gained > 0 else min(4 * self.most_rest, LONGEST_REST)
-        self.gained = 0.0
+        self.gained, self.since_decode = 0.0, STALE
 
 
 class LengthController:
@@ -106,7 +109,8 @@ class LengthController:
 
     A draft costs a row of the VERIFY pass and time of its drafter: as much as some number of tokens would, the price. Draft
     `j` of a request is accepted with probability `p ** j`, so a request gets drafts as long as that is above the price. If
-    that is none for all requests, drafts rest, the longer the more was lost by trying them. Then they are tried again.
+    that is none for all requests, drafts rest, the longer the more was lost by trying them: no drafter is asked and nothing
+    is measured. Then they are tried again.
     """
 
     def __init__(self, num_drafters: int, num_draft_tokens: int, adaptive: bool):
@@ -116,22 +120,35 @@ class LengthController:
         # By whether `only_likeliest` holds, as sampling takes time, and the size of the batch.
         self._costs: defaultdict[tuple[bool, int], _Costs] = defaultdict(lambda: _Costs(num_drafters))
         self._now = _Costs(num_drafters)  # those of the current pass
-        self._passes = 0
-        self._proposing = 0.0  # seconds before the current pass
+        self._reqs: list[Req] = []  # of the current pass
         self._accepted = 0  # drafts in it
-        self._interrupted = True
+
+    @property
+    def resting(self) -> bool:
+        """Whether drafts rest in the next pass, too, so that the current one needs not be measured."""
+        return self._now.rest_left > 0
+
+    def rest_on(self, reqs: list[Req]) -> bool:
+        """Whether the next pass has the requests of the current one, and drafts rest in it; then it is counted. As
+        `choose`, but it takes next to no time."""
+        if not self.resting or reqs != self._reqs:
+            return False
+        self._now.rest_left -= 1
+        return True
 
     def choose(self, reqs: Sequence[Req], only_likeliest: bool) -> list[list[int]]:
         """For each drafter, how many drafts of it each request may get at most in the next pass; [] for none at all."""
         if not self._adaptive:
             return [[self._limit(req) for req in reqs]] * self._num_drafters
+        self._reqs = list(reqs)
         costs = self._now = self._costs[only_likeliest, coarse_size(len(reqs))]
-        self._passes, self._proposing, self._accepted = self._passes + 1, 0.0, 0
-        if costs.decode.count < FIRST or self._passes - costs.decoded_at > STALE:
-            return []
+        self._accepted = 0
         if costs.rest_left:
             costs.rest_left -= 1
             return []
+        if costs.decode.count < FIRST or costs.since_decode >= STALE:
+            return []
+        costs.since_decode += 1
         limits = [self._limit(req) for req in reqs]
         if costs.probe_left:
             costs.probe_left = max(costs.probe_left - len(reqs), 0)
@@ -160,10 +177,8 @@ class LengthController:
     def count_proposal(self, drafter: int, drafts: int, seconds: float) -> None:
         """A drafter was asked for the next pass, and has made so many drafts in so many seconds."""
         costs = self._now
-        costs.gained -= seconds
         costs.calls[drafter].add(seconds)
         costs.ideas[drafter] += (drafts - costs.ideas[drafter]) / MEMORY
-        self._proposing += seconds
 
     def count_drafts(self, req: Req, drafter: int, drafted: int, accepted: int) -> None:
         """A pass has checked drafts of a request."""
@@ -174,20 +189,18 @@ class LengthController:
             acceptance.add(drafted, accepted)
         self._accepted += accepted
 
-    def count_pass(self, batch: int, size: int, seconds: float) -> None:
-        """A pass of `batch` requests and `size` tokens has ended so many seconds after the one before it."""
-        costs, interrupted, self._interrupted = self._now, self._interrupted, False
-        if interrupted:
+    def count_pass(self, batch: int, size: int, seconds: float, drafting: float) -> None:
+        """A pass of `batch` requests and `size` tokens has taken so many seconds, after `drafting` seconds of drafters and
+        what is around them."""
+        if not self._adaptive:
             return
-        seconds -= self._proposing
+        costs = self._now
+        costs.gained -= drafting
         if size == batch:
             costs.decode.add(seconds)
-            costs.decoded_at = self._passes
+            costs.since_decode = 0
             return
         size = coarse_size(size)
         costs.verify[size].add(seconds)
         costs.gained += self._accepted * costs.decode.value / batch - costs.extra(size)
-
-    def interrupt(self) -> None:
-        """An EXTEND pass has been made. What follows it takes longer, and is not measured."""
-        self._interrupted = True
+        costs.update_price(batch)

@@ -50,7 +50,8 @@ class SpeculativeScheduler(Scheduler):
         self.lengths = LengthController(len(drafters), config.num_draft_tokens, config.adaptive_drafts)
         self._counts: list[int] = []  # of the requests of the current pass: how many drafts they have
         self._drafted_by: list[int | None] = []  # and whose
-        self._last_end = self._clock()  # of a pass
+        self._last_end: float | None = None  # of a pass, if the next one is to be measured
+        self._drafting = 0.0  # seconds that the drafts of the current pass took
 
     def process_batch_result(
         self, batch: Batch, token_ids: Sequence[int], logprobs: Sequence[dict[int, float] | None]
@@ -62,15 +63,21 @@ class SpeculativeScheduler(Scheduler):
         else:
             self._append(self._accepted(batch, token_ids, logprobs))
             self._forget_finished()
+        if batch.forward_mode is ForwardMode.EXTEND or self.lengths.resting:
+            self._last_end = None  # what follows an EXTEND takes longer
+            return
         began, self._last_end = self._last_end, self._clock()
-        if batch.forward_mode is ForwardMode.EXTEND:
-            self.lengths.interrupt()
-        else:
-            self.lengths.count_pass(len(batch.reqs), len(batch.input_ids), self._last_end - began)
+        if began is not None:
+            seconds = self._last_end - began - self._drafting
+            self.lengths.count_pass(len(batch.reqs), len(batch.input_ids), seconds, self._drafting)
 
     def _decode(self, reqs: list[Req]) -> Batch:
+        if self.lengths.rest_on(reqs):
+            return super()._decode(reqs)
+        began, self._drafting = self._clock(), 0.0
         if most := self.lengths.choose(reqs, only_likeliest(reqs)):
             self._counts = self._propose(reqs, most, self._make_room_for_drafts(reqs, most))
+            self._drafting = self._clock() - began
             if any(self._counts):
                 return Batch.verify(reqs, self._counts, self.cache)
         return super()._decode(reqs)

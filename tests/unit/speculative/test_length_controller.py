@@ -43,6 +43,8 @@ class Machine:
         self.controller = LengthController(len(rates), 7, adaptive=True)
         self.reqs = [make_req() for _ in range(batch)]
         self.random = random.Random(0)
+        self.asked = 0  # so many times, drafters were asked
+        self.around = 0.0  # seconds that drafting takes beside them
         self.disturbed_every = 0  # of so many passes, one takes 20 times as long
 
     def serve(self, passes: int) -> tuple[float, list[list[int]]]:
@@ -62,7 +64,8 @@ class Machine:
                     sum(count for count, a in zip(counts, asked, strict=True) if a),
                     self.step_seconds * max(asked),
                 )
-                proposing += self.step_seconds * max(asked)
+                proposing += self.step_seconds * max(asked) + self.around
+                self.asked += 1
             for req, count, drafter in zip(self.reqs, counts, by, strict=True):
                 accepted = 0
                 while accepted < count and self.random.random() < self.rates[drafter]:
@@ -71,13 +74,9 @@ class Machine:
                 if count:
                     self.controller.count_drafts(req, drafter, count, accepted)
             size = len(self.reqs) + sum(counts)
-            taken = proposing + self.costs(size)
-            self.controller.count_pass(
-                len(self.reqs),
-                size,
-                20 * taken if self.disturbed_every and not number % self.disturbed_every else taken,
-            )
-            seconds += taken
+            factor = 20 if self.disturbed_every and not number % self.disturbed_every else 1
+            self.controller.count_pass(len(self.reqs), size, factor * self.costs(size), factor * proposing)
+            seconds += proposing + self.costs(size)
             history.append(counts)
         return tokens / seconds * self.costs(len(self.reqs)) / len(self.reqs), history
 
@@ -182,3 +181,32 @@ def test_without_adaptation_every_request_gets_all_drafts_whatever_they_bring() 
     machine.controller = LengthController(2, 4, adaptive=False)
     machine.serve(100)
     assert machine.controller.choose(machine.reqs, True) == [[4, 4, 4], [4, 4, 4]]
+    for batch in (1, 3):  # batches of any sizes may follow each other
+        machine.controller.count_pass(batch, batch + 1, 1.0, 0.0)
+
+
+def test_while_drafts_rest_a_pass_of_the_same_requests_counts_at_once_and_one_of_others_is_looked_up() -> None:
+    machine = Machine(steep, [0.0])
+    while not machine.controller.resting:
+        machine.serve(1)
+    left = 0
+    while machine.controller.rest_on(machine.reqs):
+        left += 1
+    assert 0 < left <= LONGEST_REST
+    while not machine.controller.resting:
+        machine.serve(1)
+    assert not machine.controller.rest_on([make_req()])
+    assert machine.controller.rest_on(machine.reqs)
+
+
+def test_what_is_around_the_drafter_counts_as_lost_too() -> None:
+    """The time of a drafter decides how many drafts there are; that of all drafting, how long they rest."""
+    asked = []
+    for around in (0.0, 0.5):
+        machine = Machine(flat, [0.0], step_seconds=0.01, ideas=0.0)
+        machine.around = around
+        machine.serve(1000)  # until it knows
+        before = machine.asked
+        machine.serve(7000)
+        asked.append(machine.asked - before)
+    assert asked[1] < asked[0] / 4
