@@ -1,18 +1,28 @@
-"""The tensors of a GGUF file, decoded to float32, with the names, the order and the values of the original checkpoint."""
+"""The tensors of a GGUF file, with the names, the order of rows and the values of the original checkpoint: decoded to
+float32, or in 4 bits as they are."""
 
-from collections.abc import Collection
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
+from nanoinfer.model.layers.linear import FusedLinear, Groups, Linear
 from nanoinfer.requests.gguf_header import GGUFHeader, TensorInfo, read_header
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # the types that are not quantized
 ROPE_FACTORS = "rope_freqs.weight"  # gguf_config.py reads it
+# The types in groups of 32 numbers of 4 bits, with a scale, and what is subtracted from the numbers; None: with a minimum.
+GROUPS = {"Q4_0": 8, "Q4_1": None}
+TIED = "model.embed_tokens.weight"  # what a head without weights of its own has
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,17 @@ class GGUFTensor:
     def slices(self) -> torch.Tensor:
         return self.read()
 
+    def groups(self) -> Groups:
+        """The numbers of one of GROUPS as Int4Weights takes them. A group is stored as scale, minimum (if there is one) and
+        16 bytes: the first half of the numbers in their low halves, the second in the high ones."""
+        less = GROUPS[self.kind.name]
+        halves = 1 if less is not None else 2
+        groups = torch.from_numpy(self.rows().copy()).view(self.shape[0], -1, 2 * halves + 16)
+        scale, *minimum = groups[..., : 2 * halves].contiguous().view(torch.float16).unbind(-1)
+        numbers = groups[..., 2 * halves :]
+        whole = torch.cat((numbers & 15, numbers >> 4), dim=-1)
+        return whole.to(torch.int8) - (less or 0), scale, minimum[0] if minimum else None
+
     def _num_bytes(self) -> int:
         from gguf import GGML_QUANT_SIZES
 
@@ -77,6 +98,34 @@ def gguf_tensors(path: Path, names: Collection[str]) -> dict[str, GGUFTensor]:
     for tensor in tensors.values():
         tensor.check()
     return tensors
+
+
+def take_groups(network: nn.Module, stored: Mapping[str, Any]) -> set[str]:
+    """Give each linear layer of `network` its `groups`, if all its matrices in `stored` (GGUFTensors) have one type, and it
+    is in GROUPS. Returns the names of those that need not be decoded then."""
+    taken = set[str]()
+    for path, module in network.named_modules():
+        if isinstance(module, Linear) and module.weight is not None:
+            parent = path.rpartition(".")[0]
+            parts = [f"{parent}.{part}" for part in module.parts] if isinstance(module, FusedLinear) else [path]
+            names = [f"{part}.weight" for part in parts]
+            tensors = [stored.get(name, stored.get(TIED)) for name in names]
+            kinds = {tensor.kind.name for tensor in tensors}
+            if len(kinds) == 1 and kinds <= GROUPS.keys():
+                whole, scale, minimum = zip(*(tensor.groups() for tensor in tensors), strict=True)
+                device = module.weight.device
+                minimums = None if None in minimum else torch.cat(minimum).to(device)
+                module.groups = torch.cat(whole).to(device), torch.cat(scale).to(device), minimums
+                taken |= stored.keys() & set(names)
+    matrices = {name: tensor.kind.name for name, tensor in stored.items() if len(tensor.shape) > 1}
+    as_they_are = Counter(kind for name, kind in matrices.items() if name in taken)
+    decoded = Counter(kind for name, kind in matrices.items() if name not in taken)
+    logger.info("GGUF: matrices used as they are: %s; decoded: %s", _counts(as_they_are), _counts(decoded))
+    return taken
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} of {kind}" for kind, count in counter.most_common()) or "none"
 
 
 def _tensor(header: GGUFHeader, gguf: Any, name: str) -> GGUFTensor:

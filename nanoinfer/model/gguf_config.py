@@ -37,7 +37,6 @@ ENDS = (
     "<|endoftext|>",
     "<|eom_id|>",
     "<|end_of_text|>",
-    "</s>",
 )
 LARGE_GEMMA = 62  # the layers of Gemma 3 27B, which scales its scores by another number, as llama.cpp knows
 EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"

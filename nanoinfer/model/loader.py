@@ -174,7 +174,8 @@ def load_model(
     vocab_size: int | None = None,
     generation_config: str | None = "auto",
 ) -> LoadedModel:
-    """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's. `max_context_len`: None keeps the
+    """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's, and then, without `quantization`,
+    what a GGUF file has in 4 bits stays as it is. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
     (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
@@ -203,8 +204,9 @@ def load_model(
     network = find_family(config.architecture)(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
-    load_weights(network, path)
-    if vocab_size not in (None, own.vocab_size):
+    unchanged = vocab_size in (None, own.vocab_size)
+    load_weights(network, path, as_stored=unchanged and split is quantization is asked_for is None)
+    if vocab_size is not None and not unchanged:
         resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)
     return LoadedModel(

@@ -87,11 +87,12 @@ class SafeTensor:
         return self.tensors.get_slice(self.name)
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) -> None:
     """Fill `model`'s parameters in place from the safetensors files in the directory `path`, or from the GGUF file `path`.
 
     A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
-    the embedding, as the head, or as both (see `has_own_head`).
+    the embedding, as the head, or as both (see `has_own_head`). With `as_stored`, linear layers take the matrices that a
+    GGUF file has in 4 bits as they are.
 
     Raises FileNotFoundError if there are no such files, and WeightMismatchError naming every tensor that is missing,
     surplus or has another shape, or a damaged file. All names and shapes are checked before the first parameter is written.
@@ -117,8 +118,14 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         raise WeightMismatchError(f"{path}: {shown}")
     if quantized := [stored for stored in where.values() if isinstance(stored, QuantizedTensor)]:
         logger.warning("%s: %d weights of %s become plain ones", path, len(quantized), quantized[0].format.name)
+    taken = set[str]()
+    if as_stored and Path(path).suffix == SUFFIX:
+        from nanoinfer.model.gguf import take_groups
+
+        taken = take_groups(model, where)
     for name, target in targets.items():
-        target.fill(where[name])
+        if name not in taken:
+            target.fill(where[name])
 
 
 def has_own_head(path: str | Path) -> bool:

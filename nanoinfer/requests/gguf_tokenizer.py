@@ -32,6 +32,7 @@ SPLITS = {
     "tekken": (TEKKEN,),
 }
 WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # a part that is a token is not merged
+NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's other special tokens swallow the spaces behind them
 SPACE = "▁"  # SentencePiece's
 
 
@@ -51,10 +52,12 @@ def read_gguf_tokenizer(path: Path) -> Any:
         raise UnsupportedModelError(f"{path}: tokenizer.ggml.model={kind!r}: must be gpt2 or llama")
     types = header.get("tokenizer.ggml.token_type", [1] * len(tokens))
     backend = _byte_level(header, tokens) if kind == "gpt2" else _sentence_piece(header, tokens)
-    strips = kind == "llama" and "phi-3" in _name(header)  # llama.cpp: Phi-3's template has breaks after these tokens
+    strips = kind == "llama" and any(name in str(header.get("general.name")).lower() for name in ("phi-3", "phi3"))
     backend.add_tokens(
         [
-            AddedToken(token, normalized=False, special=type_ != USER_DEFINED, rstrip=strips and token.startswith("<|"))
+            AddedToken(
+                token, normalized=False, special=type_ != USER_DEFINED, rstrip=strips and token not in NOT_STRIPPING
+            )
             for token, type_ in zip(tokens, types, strict=True)
             if type_ in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
@@ -68,10 +71,6 @@ def read_gguf_tokenizer(path: Path) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
     tokenizer.chat_template = header.get("tokenizer.chat_template")
     return tokenizer
-
-
-def _name(header: GGUFHeader) -> str:
-    return str(header.get("general.name", "")).lower().replace("phi3", "phi-3")
 
 
 def _byte_level(header: GGUFHeader, tokens: list[str]) -> Any:

