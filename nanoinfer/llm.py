@@ -86,6 +86,8 @@ class LLM:
     - `generation_config`: with auto, what the checkpoint's generation_config.json says of `temperature`, `top_p`, `top_k`,
       `min_p` and `repetition_penalty` holds for requests that do not give them (see `model.sampling_defaults`); with none,
       SamplingParams' own defaults do.
+    - `model_impl`: whose network computes: with nanoinfer a family of ours, with transformers its own, on our pools; auto
+      takes ours where one fits (`model.implementation` tells which, and why).
     - `trace`: True keeps a record of every step in the attribute `trace` (see viz/trace/), which is None otherwise.
     - For the rest, see EngineConfig. Names from vLLM and SGLang with the same meaning also work (`max_model_len`, `seed`,
       ...; see keywords.py). UnknownArgumentError for any other name.
@@ -112,6 +114,7 @@ class LLM:
         draft_model: str | Path | None = None,
         tensor_parallel_size: int = 1,
         generation_config: str | None = "auto",
+        model_impl: str = "auto",
         trace: bool = False,
         **engine_options: Any,
     ):
@@ -135,13 +138,12 @@ class LLM:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"tensor_parallel_size={size!r}: must be an integer of at least 1")
         if size == 1:
-            self.model = load_model(
-                model, dtype, device, max_context_len, kernels, quantization, generation_config=generation_config
-            )
+            of_model: Any = {"generation_config": generation_config, "model_impl": model_impl}
+            self.model = load_model(model, dtype, device, max_context_len, kernels, quantization, **of_model)
         else:
             from nanoinfer.model.parallel.load import check_options, load_split_model
 
-            check_options(size, config, quantization)
+            check_options(size, config, quantization, model_impl)
             self.model = load_split_model(
                 size, model, dtype, device, max_context_len, kernels, quantization, generation_config
             )

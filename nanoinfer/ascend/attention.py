@@ -8,7 +8,7 @@ import torch
 
 from nanoinfer.ascend.checks import KVCache
 from nanoinfer.ascend.inputs import PagedInputs
-from nanoinfer.model.attention.base import MASK, SOFTCAP, UNSTORED, AttentionLayer
+from nanoinfer.model.attention.base import MASK, SINKS, SOFTCAP, UNSTORED, AttentionLayer
 from nanoinfer.model.attention.torch_native import attend
 from nanoinfer.model.input_metadata import InputMetadata
 
@@ -78,7 +78,7 @@ class PagedAttention:
     are near enough, by position. Masks hide more tokens. The result for a token that sees nothing is zeros.
     """
 
-    features = frozenset({SOFTCAP, MASK, UNSTORED})
+    features = frozenset({SOFTCAP, SINKS, MASK, UNSTORED})
 
     def __init__(self, inputs: PagedInputs, kv: BlockKV):
         self.inputs, self.kv = inputs, kv

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
     print(styled(f"{model.name}  ({model.path})", "bold"))
     rows: list[tuple[str, object]] = [
         *([] if model.split is None else [("share of the model", f"that of 1 of {model.split.size} processes")]),
+        ("implementation", model.implementation),
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),

@@ -46,6 +46,7 @@ LLM_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "draft_model": {"help": "a smaller model with the same vocabulary, for --drafter model (story has its own)"},
     "generation_config": {"help": "auto or none: whether the checkpoint's sampling defaults count (default: auto)"},
+    "model_impl": {"help": "auto, nanoinfer or transformers: whose network computes; auto takes ours where one fits"},
     "tensor_parallel_size": {"type": int, "help": "split the model over so many processes (default: torchrun's, or 1)"},
 }
 ENGINE = [*LLM_OPTIONS, *(field.name for field in fields(EngineConfig))]

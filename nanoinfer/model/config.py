@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from nanoinfer.requests.tokenizer_files import read_object
 
 # transformers' name of an activation → the operation of Kernels that applies it between the MLP's matrix products.
 ACTIVATIONS = {"silu": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
+C = TypeVar("C", bound="ModelConfig")
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,7 @@ class ModelConfig:
             checkpoint_format(path)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{path}: {unsupported_kind(path / 'config.json')}{error}") from error
-        end_tokens = _generation_end_tokens(path)
-        return config if end_tokens is None else replace(config, eos_token_ids=_end_tokens(end_tokens))
+        return with_end_tokens(config, path)
 
     @classmethod
     def from_hf_config(cls, hf: Any) -> "ModelConfig":
@@ -124,7 +124,7 @@ class ModelConfig:
             "rope_scaling": scaling,
             "tie_word_embeddings": bool(hf.tie_word_embeddings),
             "sliding_windows": (None,) * hf.num_hidden_layers,
-            "eos_token_ids": _end_tokens(hf.eos_token_id),
+            "eos_token_ids": end_tokens(hf.eos_token_id),
             "dtype": resolve_dtype(hf.dtype) if isinstance(hf.dtype, str) else hf.dtype,
         }
         if "activation" not in fields:
@@ -176,6 +176,12 @@ def _read_any_config(path: Path) -> Any:
         raise UnsupportedModelError(f"config.json: {type(error).__name__}: {error}") from error
 
 
+def with_end_tokens(config: C, path: Path) -> C:
+    """`config` with the end tokens that the checkpoint's generation_config.json names, if it names any."""
+    named = _generation_end_tokens(path)
+    return config if named is None else replace(config, eos_token_ids=end_tokens(named))
+
+
 def _generation_end_tokens(path: Path) -> int | list[int] | None:
     """The end tokens in a checkpoint's generation_config.json; None if it names none, or is not there."""
     file = path / "generation_config.json"
@@ -196,5 +202,5 @@ def _architecture(config: dict[str, Any]) -> str:
     return with_head if with_head in MODEL_FAMILIES else named
 
 
-def _end_tokens(eos: int | list[int] | None) -> tuple[int, ...]:
+def end_tokens(eos: int | list[int] | None) -> tuple[int, ...]:
     return tuple([eos] if isinstance(eos, int) else eos or ())

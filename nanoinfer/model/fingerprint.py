@@ -59,7 +59,8 @@ def kernels_of(model: LoadedModel, attention_backend: object) -> str:
         parts += [accelerator.get_device_name(model.device), str(getattr(torch.version, model.device.type, None))]
     if "cpp" in names:
         parts.append(Path(library()._name).name)  # it tells source, flags, processor, compiler and content
-    if names != ["cpp", "cpp"] or quantization_of(model.model).reason:
+    torch_computes = names != ["cpp", "cpp"] or model.implementation.name != "nanoinfer"
+    if torch_computes or quantization_of(model.model).reason:
         parts += [f"{torch.get_num_threads()} threads", f"{torch.get_float32_matmul_precision()} precision"]
     return ", ".join(parts)
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,11 +15,11 @@ from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
-from nanoinfer.model.kernels.select import check_name, select_kernels
+from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
+from nanoinfer.model.weights import checkpoint_dtype, has_own_head, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
@@ -26,6 +27,8 @@ from nanoinfer.sampling_params import Default, SamplingParams
 
 NAMES = [field.name for field in fields(SamplingParams) if isinstance(field.default, Default)]
 OFF = ("none", None, "vllm")  # the last two are vLLM's
+OURS = Selection("nanoinfer")
+IMPLEMENTATIONS = ("auto", "nanoinfer", "transformers")
 
 
 def sampling_defaults(path: Path, generation_config: str | None = "auto") -> dict[str, float]:
@@ -41,6 +44,12 @@ def sampling_defaults(path: Path, generation_config: str | None = "auto") -> dic
     except ValueError as error:
         raise UnsupportedModelError(f"{file}: {error}; with generation_config='none' it does not count") from error
     return {name: getattr(params, name) for name in named}
+
+
+def check_model_impl(name: str) -> None:
+    """ValueError unless `name` is one of IMPLEMENTATIONS."""
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"model_impl={name!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
 
 
 def in_words(defaults: Mapping[str, float]) -> str:
@@ -70,6 +79,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     max_context_len: int  # how many positions have rotary tables
+    implementation: Selection = OURS  # whose network it is, and why not ours
     split: ModelSplit | None = None  # of a model that is split, this process has a share; None: all of it is here
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # by field of SamplingParams
 
@@ -163,6 +173,32 @@ def _in_package(name: str) -> Path:
     return check_folder(Path(next(iter(spec.submodule_search_locations))))
 
 
+def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any, Selection]:
+    """The configuration of a checkpoint, the class of its network, and whose that is. `model_impl`: "nanoinfer" takes a
+    family of ours, "transformers" transformers' own network, "auto" that where no family of ours fits.
+
+    UnsupportedModelError naming what is not supported, ValueError for any other `model_impl`.
+    """
+    check_model_impl(model_impl)
+    why = None
+    if model_impl != "transformers":
+        try:
+            config = ModelConfig.from_pretrained(path)
+            return config, find_family(config.architecture), OURS
+        except UnsupportedModelError as error:
+            if model_impl == "nanoinfer" or path.is_file():
+                raise
+            why = error
+    from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second
+
+    try:
+        reason = AS_ASKED if why is None else f"not nanoinfer: {why}"
+        return TransformersConfig.from_pretrained(path), TransformersModel, Selection("transformers", reason)
+    except UnsupportedModelError as error:
+        both = f"{path}: {error}" if why is None else f"{why}; nor can transformers' network be used: {error}"
+        raise UnsupportedModelError(both) from error
+
+
 def load_model(
     model: str | Path,
     dtype: str | torch.dtype | None = None,
@@ -173,13 +209,14 @@ def load_model(
     split: ModelSplit | None = None,
     vocab_size: int | None = None,
     generation_config: str | None = "auto",
+    model_impl: str = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's, and then, without `quantization`,
     what a GGUF file has in 4 bits stays as it is. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
     (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
-    `generation_config`: "none" leaves out the checkpoint's sampling defaults.
+    `generation_config`: "none" leaves out the checkpoint's sampling defaults. `model_impl`: see `find_network`.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.
     """
@@ -188,7 +225,10 @@ def load_model(
     resolved_device = torch.empty(0, device=resolve_device(device)).device  # with its index, as tensors have it
     asked_for = None if dtype is None or dtype == "auto" else resolve_dtype(dtype, "auto")
     path = resolve_model_path(model)
-    config = ModelConfig.from_pretrained(path)
+    config, family, implementation = find_network(path, model_impl)
+    if implementation.name == "transformers" and (split is not None or vocab_size not in (None, config.vocab_size)):
+        what = "split over several processes" if split is not None else f"have {vocab_size} tokens"
+        raise UnsupportedModelError(f"{path}: transformers' network of {config.architecture} cannot {what}")
     defaults = sampling_defaults(path, generation_config)
     resolved_dtype = asked_for or resolve_dtype(config.dtype or checkpoint_dtype(path))
     limit = config.max_position_embeddings
@@ -201,14 +241,13 @@ def load_model(
     if config.tie_word_embeddings and has_own_head(path):
         config = replace(config, tie_word_embeddings=False)
     own = config if split is None else split.own_config(config)
-    network = find_family(config.architecture)(own, context, resolved_dtype, resolved_device)
+    network = family(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
     unchanged = vocab_size in (None, own.vocab_size)
-    load_weights(network, path, as_stored=unchanged and split is quantization is asked_for is None)
+    network.load(path, as_stored=unchanged and split is quantization is asked_for is None)
     if vocab_size is not None and not unchanged:
         resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)
-    return LoadedModel(
-        str(model), path, network, network.config, tokenizer, resolved_dtype, resolved_device, context, split, defaults
-    )
+    of_model = (network, network.config, tokenizer, resolved_dtype, resolved_device, context)
+    return LoadedModel(str(model), path, *of_model, implementation, split, defaults)

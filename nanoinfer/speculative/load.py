@@ -6,8 +6,7 @@ from pathlib import Path
 
 from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.config import EngineConfig
-from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.loader import LoadedModel, load_model
+from nanoinfer.model.loader import LoadedModel, find_network, load_model
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.registry import DRAFTERS
@@ -45,7 +44,7 @@ def load_draft_model(draft_model: str | Path, model: LoadedModel, kernels: str =
     loaded = load_model(
         draft_model, model.dtype, model.device, None, kernels, vocab_size=vocab_size, generation_config="none"
     )
-    own = ModelConfig.from_pretrained(loaded.path).vocab_size
+    own = find_network(loaded.path)[0].vocab_size
     known = 0  # how many tokens both surely have
     if loaded.tokenizer is not None and model.tokenizer is not None:
         ids, draft_ids = model.tokenizer.hf_tokenizer.get_vocab(), loaded.tokenizer.hf_tokenizer.get_vocab()

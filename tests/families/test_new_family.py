@@ -63,7 +63,7 @@ def test_gemma_2_added_from_outside_has_the_tokens_of_transformers(
 ) -> None:
     path = checkpoint("gemma2", final_logit_softcapping=0.2, attn_logit_softcapping=0.7)
     with pytest.raises(UnsupportedModelError, match=r"Gemma2ForCausalLM: must be one of LlamaForCausalLM, .*Phi3"):
-        LLM(path)
+        LLM(path, model_impl="nanoinfer")
     monkeypatch.setitem(MODEL_FAMILIES, "Gemma2ForCausalLM", Gemma2ForCausalLM)
     llm = LLM(path, max_total_tokens=128, attention_backend=attention_backend)
     expected = [greedy(oracle(path), prompt, 8) for prompt in PROMPTS]

@@ -123,7 +123,7 @@ def test_on_a_gpu_torch_computes_the_same_attention(kv_heads: int, window: int |
     assert type(backend).__name__ == "TorchCudaBackend"
     q, keys, values = (torch.randn(1, heads, 20, 16) for heads in (6, kv_heads, kv_heads))
     distance = torch.arange(20)[:, None] - torch.arange(20)
-    layer = SimpleNamespace(softcap=cap, scale=0.3)
+    layer = SimpleNamespace(softcap=cap, sinks=None, scale=0.3)
     for mask in (None, (distance >= 0) & (distance < (window or 20))):
         wanted = attend(q, keys, values, mask, layer)  # type: ignore[arg-type]
         torch.testing.assert_close(backend.attend(q, keys, values, mask, layer), wanted)  # type: ignore[attr-defined]

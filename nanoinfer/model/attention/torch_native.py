@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from nanoinfer.model.attention.base import ENCODED_KV, SOFTCAP, AttentionLayer
+from nanoinfer.model.attention.base import ENCODED_KV, SINKS, SOFTCAP, AttentionLayer
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 
@@ -38,21 +38,27 @@ def attend(
     `mask`: as in torch's scaled_dot_product_attention. None means causal, with new = S. A token that sees nothing gets
     zeros.
     """
-    if layer.softcap is None:
+    if layer.softcap is None and layer.sinks is None:
         return sdpa(q, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True)
     keys, values = (kv.repeat_interleave(q.shape[1] // kv.shape[1], dim=1) for kv in (keys, values))
-    scores = layer.softcap * torch.tanh(q @ keys.transpose(2, 3) * (layer.scale / layer.softcap))
+    scores = q @ keys.transpose(2, 3) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if mask is None:
         mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
-    weights = scores.float().softmax(-1).masked_fill(scores == -torch.inf, 0)
+    if layer.sinks is None:
+        weights = scores.float().softmax(-1).masked_fill(scores == -torch.inf, 0)
+    else:  # DECODE gives the heads that share a key head as new tokens, so sinks go by head, whatever the shape
+        sinks = layer.sinks.float().view(1, keys.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores.float(), sinks), dim=-1).softmax(-1)[..., :-1]
     return weights.to(values.dtype) @ values
 
 
 class TorchNativeBackend:
     """EXTEND computes one request after another; DECODE is one batched product over gathered, padded K/V."""
 
-    features = frozenset({SOFTCAP, ENCODED_KV})
+    features = frozenset({SOFTCAP, SINKS, ENCODED_KV})
     attend = staticmethod(attend)
 
     def init_forward(self, metadata: InputMetadata) -> None:
@@ -135,7 +141,7 @@ class TorchCudaBackend(TorchNativeBackend):
     ) -> torch.Tensor:
         """As `attend`. K/V is repeated where new tokens have a mask: torch's fast attention with masks wants a key head
         for each query head."""
-        if layer.softcap is not None:
+        if layer.softcap is not None or layer.sinks is not None:
             return attend(q, keys, values, mask, layer)
         shared = q.shape[1] // keys.shape[1]
         if shared > 1 and mask is not None:

@@ -37,6 +37,8 @@ class Linear(nn.Module):
     The weight loader fills `weight` [out, in]. Then `pack` turns it into `weights`, which do the multiplication.
     """
 
+    groups: Groups | None = None  # in place of `weight`, if the checkpoint has it in 4 bits
+
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -47,7 +49,6 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(out_features, dtype=dtype, device=device), requires_grad=False) if bias else None
         )
         self.weights: LinearWeights | None = None
-        self.groups: Groups | None = None  # in place of `weight`, if the checkpoint has it in 4 bits
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """Make `weights` of the kind `quantization` for `kernels`, and drop `weight`, so that it is not in memory twice

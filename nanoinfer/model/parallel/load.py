@@ -12,7 +12,7 @@ from nanoinfer.device import resolve_device
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.kernels.select import check_name
-from nanoinfer.model.loader import LoadedModel, load_model, resolve_model_path
+from nanoinfer.model.loader import LoadedModel, check_model_impl, load_model, resolve_model_path
 from nanoinfer.model.parallel.communicator import Communicator
 from nanoinfer.model.parallel.layers import install
 from nanoinfer.model.parallel.messages import Message
@@ -51,9 +51,12 @@ def device_of(kind: str, rank: int) -> str:
     return kind if kind == "cpu" else f"{kind}:{rank}"
 
 
-def check_options(size: int, config: EngineConfig, quantization: str | None) -> None:
+def check_options(size: int, config: EngineConfig, quantization: str | None, model_impl: str = "auto") -> None:
     """ValueError for what cannot be had together with a split model. Nothing else is refused because of it, except families
     from outside the package (see `load_split_model`)."""
+    check_model_impl(model_impl)
+    if model_impl == "transformers":
+        raise ValueError(f"model_impl='transformers': must be 'auto' or 'nanoinfer' with tensor_parallel_size={size}")
     if config.capture is True:
         raise ValueError(
             f"capture=True: passes cannot be recorded with tensor_parallel_size={size}; use 'auto' or False"
@@ -105,6 +108,7 @@ def load_split_model(
         "kernels": kernels,
         "quantization": quantization,
         "generation_config": generation_config,
+        "model_impl": "nanoinfer",
     }
     ranks = Ranks.start(size)
     values = {"model": str(path), "device": resolved.type, "threads": ranks.threads, **options}

@@ -27,7 +27,7 @@ def test_an_unsupported_architecture_is_refused_with_what_is_supported(
 ) -> None:
     path = edited(checkpoint("llama"), tmp_path / "other", **changes)
     with pytest.raises(UnsupportedModelError, match=message) as caught:
-        LLM(path)
+        LLM(path, model_impl="nanoinfer")
     assert all(architecture in str(caught.value) for architecture in MODEL_FAMILIES)
 
 
@@ -101,11 +101,11 @@ LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 def test_what_a_family_does_not_implement_is_refused_by_name(
     family: str, changes: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    """It would compute other numbers than transformers."""
+    """It would compute other numbers than transformers. (Whose own network computes what it can: model_impl="auto".)"""
     path = edited(checkpoint(family), tmp_path / "other", **changes)
     (path / "model.safetensors").unlink()  # said from the configuration alone
     with pytest.raises(UnsupportedModelError, match=message) as caught:
-        LLM(path)
+        LLM(path, model_impl="nanoinfer")
     assert str(path) in str(caught.value)
 
 
