@@ -262,7 +262,7 @@ class Alarms:
             return call()
         except (Alarm, AlarmError):
             return None
-        except RuntimeError as error:  # threading's own, interrupted while a thread starts: "release unlocked lock"
+        except (RuntimeError, KeyError) as error:  # threading's own, interrupted while a thread starts
             if isinstance(error.__context__, self.kind):
                 return None
             raise
