@@ -41,7 +41,7 @@ def put(files: BlockFiles, tokens: Sequence[int], start: int = 0, namespace: byt
     names = names_of(tokens, namespace)
     missing = [i for i in range(start // BLOCK, len(names)) if names[i] not in files.file_of]
     first, of = min(missing, default=start // BLOCK), np.array(tokens[: len(names) * BLOCK], np.int64)
-    files.write([Run(names, fields_of(namespace), of, kv_of(namespace, tokens, first * BLOCK, len(of)))])
+    files.write(Run(names, first, fields_of(namespace), of, kv_of(namespace, tokens, first * BLOCK, len(of))))
     return all(name in files.file_of for name in names[first:])
 
 

@@ -153,19 +153,19 @@ class DictOfFiles:
         if self._sink is not None:
             self._sink.remove([name])
 
-    def write(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            assert len(run.kv) == (len(run.names) - run.first) * self.block_size
-            for end in range(run.first + 1, len(run.names) + 1):
-                at = (end - 1 - run.first) * self.block_size
-                kv, tokens = run.kv[at : at + self.block_size], run.tokens[: end * self.block_size]
-                key = self._key(run.fields, tokens)
-                assert (key in self.kv) == (run.names[end - 1] in self._blocks)
-                if key not in self.kv:
-                    self.kv[key] = kv
-                    self.new.append(key)
-                    self._blocks[run.names[end - 1]] = block = Run(run.names[:end], run.fields, tokens, kv)
-                    self._found(block)
+    def write(self, run: Run) -> None:
+        assert len(run.kv) == (len(run.names) - run.first) * self.block_size
+        for number in range(run.first, len(run.names)):
+            at, end = (number - run.first) * self.block_size, (number + 1) * self.block_size
+            kv, tokens = run.kv[at : at + self.block_size], run.tokens[:end]
+            key = self._key(run.fields, tokens)
+            assert (key in self.kv) == (run.names[number] in self._blocks)
+            if key not in self.kv:
+                self.kv[key] = kv
+                self.new.append(key)
+                block = Run(run.names[: number + 1], number, run.fields, tokens, kv)
+                self._blocks[run.names[number]] = block
+                self._found(block)
 
     def read(self, names: Sequence[str], number: int, fields: Mapping[str, str], tokens: np.ndarray) -> np.ndarray:
         block = self._blocks[names[number]]

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from nanoinfer.cache.tiers.block_index import block_digests
-from nanoinfer.cache.tiers.kv_file import describe, pack, unpack
+from nanoinfer.cache.tiers.kv_file import pack, unpack
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 
 logger = logging.getLogger("nanoinfer.cache")
@@ -37,18 +38,15 @@ _NAME = re.compile(r"[0-9a-f]{64}-[0-9]+")
 class Run:
     """The K/V of the last blocks of `tokens`, uint8 `[k, token_bytes]`, and what their file says besides.
 
-    `names`: of all blocks of `tokens`, which are those of a sequence from its beginning.
+    `names`: of all blocks of `tokens`, which are those of a sequence from its beginning; `first`: how many of them come
+    before the K/V.
     """
 
     names: Sequence[str]
+    first: int
     fields: Mapping[str, str]
     tokens: np.ndarray
     kv: np.ndarray
-
-    @property
-    def first(self) -> int:
-        """How many blocks come before those with K/V."""
-        return len(self.names) - len(self.kv) * len(self.names) // len(self.tokens)
 
 
 class BlockFiles:
@@ -77,7 +75,7 @@ class BlockFiles:
         self.max_bytes = max_bytes
         self.sizes: dict[str, int] = {}
         self.file_of: dict[str, str] = {}
-        self._blocks: dict[str, list[str]] = {}  # of each file
+        self._blocks: dict[str, Sequence[str]] = {}  # of each file
         self.misses = self.lost = 0
         self._refused = set[str]()  # damaged files that could not be removed
         self._last_use = 0  # ns
@@ -117,40 +115,32 @@ class BlockFiles:
             if theirs != self._described(fields) or not begin <= start < end or kv.shape[1:] != self._shape[1:]:
                 raise ValueError("is not the file that its name says")
             return kv[start - begin : end - begin]
-        except FileNotFoundError:
-            self._forget([file])  # another process has made room
         except (OSError, ValueError) as error:
             self._refuse(file, error)
         return None
 
-    def write(self, runs: Sequence[Run]) -> None:
-        """Write a file for each run, unless its blocks are in files already, and note that its blocks and those before them
-        are used now."""
-        new = {f"{run.names[-1]}-{len(run.names) - run.first}": run for run in runs if not self._has(run)}
-        data = {file: pack(self._described(run.fields), run.tokens, run.kv) for file, run in new.items()}
-        try:
-            room = self._make_room(sum(map(len, data.values())))
-            for file, content in data.items():
-                room -= len(content)
-                if room < 0:
+    def write(self, run: Run) -> None:
+        """Write a file, unless all its blocks are in files already, and note that they and those before are used now."""
+        if not all(name in self.file_of for name in run.names[run.first :]):
+            file = f"{run.names[-1]}-{len(run.names) - run.first}"
+            content = pack(self._described(run.fields), run.tokens, run.kv)
+            try:
+                if self._make_room(len(content)) < len(content):
                     raise OSError("cache_dir_max_bytes leaves no room for it")
                 self._write_file(file, content)
                 self._refused.discard(file)
-                self._note(file, len(content), new[file].fields, new[file].tokens, new[file].names, new[file].first)
+                self._note(file, len(content), run)
                 self._is_failing = False
-        except OSError as error:
-            self.lost += 1
-            self._complain("not all is written", error)
-        self.touch(name for run in runs for name in reversed(run.names))
+            except OSError as error:
+                self.lost += 1
+                self._complain("a file is not written", error)
+        self.touch(reversed(run.names))
 
     def touch(self, names: Iterable[str]) -> None:
-        """Note that the files with these blocks are used now, that of the last one last."""
-        files = dict[str, None]()
-        for name in names:  # what begins a sequence last, because it is of use without the rest
-            if (file := self.file_of.get(name)) is not None:
-                files.pop(file, None)
-                files[file] = None
-        for file in files:
+        """Note that the files with these blocks are used now, that of the last one last. What begins a sequence should be
+        last, because it is of use without the rest."""
+        files = [file for name in names if (file := self.file_of.get(name))]
+        for file in reversed(dict.fromkeys(reversed(files))):
             self._last_use = max(self._last_use + 1, time.time_ns())
             with suppress(OSError):  # it is gone, or the disk is read-only
                 os.utime(self._path(file), ns=(self._last_use, self._last_use))
@@ -159,9 +149,6 @@ class BlockFiles:
 
     def _path(self, file: str) -> Path:
         return self._folder / f"{file}{ENDING}"
-
-    def _has(self, run: Run) -> bool:
-        return all(name in self.file_of for name in run.names[run.first :])
 
     def _described(self, fields: Mapping[str, str]) -> dict[str, str]:
         return {**fields, "fingerprint": self._fingerprint}
@@ -217,25 +204,22 @@ class BlockFiles:
     def _find(self, file: str, size: int) -> None:
         """Note a file that is there, and the blocks that it says it has."""
         try:
-            fields, tokens, rows = describe(self._path(file))
+            with safe_open(self._path(file), "np") as opened:
+                fields, tokens = opened.metadata(), opened.get_tensor("tokens").astype(np.int64)
+                rows = opened.get_slice("kv").get_shape()[0]
             if len(tokens) % self._size or rows % self._size or not 0 < rows <= len(tokens):
                 raise ValueError("has no whole blocks")
             names = [digest.hex() for digest in block_digests(bytes.fromhex(fields["namespace"]), tokens, self._size)]
-            self._note(file, size, fields, tokens, names, len(names) - rows // self._size)
-        except FileNotFoundError:
-            self._forget([file])
-        except (OSError, ValueError, LookupError) as error:
+            self._note(file, size, Run(names, len(names) - rows // self._size, fields, tokens, np.empty(0)))
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
             self._refuse(file, error)
 
-    def _note(
-        self, file: str, size: int, fields: Mapping[str, str], tokens: np.ndarray, names: Sequence[str], first: int
-    ) -> None:
-        """A file has the blocks `names[first:]`."""
-        self._blocks[file], self.sizes[file] = [*names[first:]], size
-        self.file_of.update(dict.fromkeys(names[first:], file))
-        if self._sink is not None and (namespace := fields.get("router_namespace")):
-            blocks = zip(names[first:], range(first, len(names)), strict=True)
-            self._sink.store(tokens, int(namespace), (None, None), blocks)
+    def _note(self, file: str, size: int, run: Run) -> None:
+        self._blocks[file], self.sizes[file] = run.names[run.first :], size
+        self.file_of.update(dict.fromkeys(run.names[run.first :], file))
+        if self._sink is not None and (namespace := run.fields.get("router_namespace")):
+            blocks = [(name, number) for number, name in enumerate(run.names)][run.first :]
+            self._sink.store(run.tokens, int(namespace), (None, None), blocks)
 
     def _forget(self, files: Iterable[str]) -> None:
         gone = list[str]()
@@ -249,9 +233,11 @@ class BlockFiles:
 
     def _refuse(self, file: str, error: Exception) -> None:
         """A file cannot be used. If it is damaged, it is removed."""
+        self._forget([file])
+        if isinstance(error, FileNotFoundError):
+            return  # another process has made room
         self.misses += 1
         self._refused.add(file)
-        self._forget([file])
         logger.warning("files of K/V: %s is not used: %s", file, error)
         if not isinstance(error, OSError):
             with suppress(OSError):

@@ -212,24 +212,22 @@ class DiskTier:
         if len(self._offered) * self._block_bytes >= QUEUED_BYTES or self._is_closed:
             self.files.lost += 1
             return
-        path, each = list[Block](), block
-        while each.parent is not None:
-            path.append(each)
-            each = each.parent
-        names, starts = [each.digest.hex() for each in path if each.digest is not None], list[int]()
-        for each, name in zip(path[: self._per_file], names, strict=False):
+        tokens, extra_key = self._host.index.tokens_of(block)
+        names, starts, each = self._names(tokens, extra_key), list[int](), block
+        for name in reversed(names[-self._per_file :]):
             if each.start is None or self._is_kept(name):
                 break
             starts.append(each.start)
-        tokens, extra_key = self._host.index.tokens_of(block)
+            assert each.parent is not None, "a root is not held"
+            each = each.parent
         kv = self._host.memory.read(self._host.index.slots_of(starts[::-1]))
-        run = Run(names[::-1], self._fields(extra_key), tokens, kv)
-        self._offered.update(dict.fromkeys(names[: len(starts)], run))
+        run = Run(names, len(names) - len(starts), self._fields(extra_key), tokens, kv)
+        self._offered.update(dict.fromkeys(names[run.first :], run))
         self._submit(self._writer, self._write_offered, run)
 
     def _write_offered(self, run: Run) -> None:
         try:
-            self.files.write([run])
+            self.files.write(run)
         finally:
             for name in run.names[run.first :]:
                 del self._offered[name]
@@ -258,7 +256,8 @@ class DiskTier:
                     if missing := [i for i in numbers if each.names[i] not in self.files.file_of]:
                         with visit():
                             run = self._run(each, missing[0], missing[-1] + 1)
-                        self._submit(self._writer, self.files.write, run).result(self._left(ends))
+                        if len(run.kv):
+                            self._submit(self._writer, self.files.write, run).result(self._left(ends))
             self._submit(self._writer, self.files.touch, used_last).result(self._left(ends))
         return self._size * sum(name not in self.files.file_of for name in used_last)
 
@@ -280,9 +279,8 @@ class DiskTier:
                     if room < 0:
                         break
                 end += 1
-            if end > first:
-                seen.update(names[first:end])
-                chosen.append(Chosen(names[:end], tokens[: end * self._size], extra_key, first))
+            seen.update(names[first:end])
+            chosen.append(Chosen(names[:end], tokens[: end * self._size], extra_key, first))
             if end < len(names):
                 break
         return chosen
@@ -299,8 +297,8 @@ class DiskTier:
             if all(child.start is None for child in block.children.values()):
                 yield self._host.index.tokens_of(block)
 
-    def _run(self, each: Chosen, begin: int, end: int) -> list[Run]:
-        """The blocks `begin..end` of a sequence, as far as the pool or host memory still have them; [] if not at all."""
+    def _run(self, each: Chosen, begin: int, end: int) -> Run:
+        """The blocks `begin..end` of a sequence, as far as the pool or host memory still have them."""
         tokens, start, memory = each.tokens[: end * self._size], begin * self._size, self._host.memory
         length, node = self._cache.radix_cache.peek_prefix(tokens, each.extra_key)
         in_pool = max(start, length // self._size * self._size)
@@ -309,8 +307,7 @@ class DiskTier:
             slots = np.concatenate([above.value for above in path_to(node)[::-1]])
             kv = np.concatenate((memory.read_pool(slots[start:in_pool]), kv))
         end = begin + len(kv) // self._size
-        run = Run(each.names[:end], self._fields(each.extra_key), tokens[: end * self._size], kv)
-        return [run] if len(kv) else []
+        return Run(each.names[:end], begin, self._fields(each.extra_key), tokens[: end * self._size], kv)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""

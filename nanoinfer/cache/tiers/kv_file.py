@@ -8,10 +8,9 @@ metadata  fields that the writer chose, and the SHA-256 of all that the file say
 import json
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 
@@ -31,20 +30,6 @@ def unpack(data: bytes) -> tuple[dict[str, str], np.ndarray, np.ndarray]:
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError("is torn or damaged") from error
     raise ValueError("has another checksum than it should")
-
-
-def describe(path: Path) -> tuple[dict[str, str], np.ndarray, int]:
-    """What a file says: fields, tokens int64, and of how many tokens it has K/V, which is not looked at. OSError, or
-    ValueError for what is no such file."""
-    try:
-        with safe_open(path, "np") as file:
-            return (
-                file.metadata() or {},
-                file.get_tensor("tokens").astype(np.int64),
-                file.get_slice("kv").get_shape()[0],
-            )
-    except (SafetensorError, LookupError) as error:
-        raise ValueError("is torn or damaged") from error
 
 
 def _digest(fields: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> str:
