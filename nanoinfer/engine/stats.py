@@ -228,7 +228,7 @@ def tier_stats(cache: CacheManager) -> dict[str, int]:
         "host_held_tokens": len(host.index) if host else 0,
         "host_stored_tokens": host.stored_tokens if host else 0,
         "host_fetched_tokens": host.fetched_tokens if host else 0,
-        "disk_held_tokens": len(files.sizes) * host.block_size if files else 0,
+        "disk_held_tokens": len(files.file_of) * host.block_size if files else 0,
         "disk_fetched_tokens": disk.fetched_tokens if disk else 0,
         "disk_misses": files.misses if files else 0,
         "disk_lost_runs": files.lost if files else 0,

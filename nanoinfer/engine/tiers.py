@@ -21,7 +21,7 @@ from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.speculative.draft_model import DraftModel
 from nanoinfer.version import __version__
 
-FORMAT = "1"  # of the files
+FORMAT = "2"  # of the files
 FIRST_LOOK_S = 2.0  # for how long an engine waits until what is in the folder is known
 
 

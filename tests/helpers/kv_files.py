@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoinfer.cache.tiers.block_files import BlockFiles, BlockKV
+from nanoinfer.cache.tiers.block_files import BlockFiles, Run
 from nanoinfer.cache.tiers.block_index import block_digests
 
 BLOCK, TOKEN_BYTES = 4, 6
@@ -37,30 +37,26 @@ def fields_of(namespace: bytes) -> dict[str, str]:
 
 
 def put(files: BlockFiles, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> bool:
-    """Write the right K/V of `tokens` from `start` on; whether all of it is in files now."""
-    names, blocks = names_of(tokens, namespace), list[BlockKV]()
-    for number in range(start // BLOCK, len(names)):
-        end = (number + 1) * BLOCK
-        kv = kv_of(namespace, tokens, end - BLOCK, end)
-        of = np.array(tokens[:end], np.int64)
-        blocks.append(BlockKV(names[number], fields_of(namespace), of, kv, names[: number + 1][::-1]))
-    files.write(blocks)
-    return all(block.name in files.sizes for block in blocks)
+    """Write the right K/V of `tokens` from `start` on that is not in files yet; whether all of it is now."""
+    names = names_of(tokens, namespace)
+    missing = [i for i in range(start // BLOCK, len(names)) if names[i] not in files.file_of]
+    first, of = min(missing, default=start // BLOCK), np.array(tokens[: len(names) * BLOCK], np.int64)
+    files.write(Run(names, first, fields_of(namespace), of, kv_of(namespace, tokens, first * BLOCK, len(of))))
+    return all(name in files.file_of for name in names[first:])
 
 
 def hit(files: BlockFiles, tokens: Sequence[int], start: int = 0, namespace: bytes = b"") -> int:
     """Up to which token K/V comes back, as DiskTier asks for it. Whatever comes back must be right."""
-    names = names_of(tokens, namespace)
-    for number in range(start // BLOCK, len(names)):
-        end = (number + 1) * BLOCK
-        known = names[number] in files.sizes
-        kv = files.read(names[number], fields_of(namespace), np.array(tokens[:end])) if known else None
+    names, of, number = names_of(tokens, namespace), np.array(tokens), start // BLOCK
+    while number < len(names):
+        kv = files.read(names, number, fields_of(namespace), of)
         if kv is None:
-            files.touch(names[:number][::-1])
-            return end - BLOCK
-        np.testing.assert_array_equal(kv, kv_of(namespace, tokens, end - BLOCK, end))
-    files.touch(names[::-1])
-    return len(names) * BLOCK
+            break
+        at = number * BLOCK
+        np.testing.assert_array_equal(kv, kv_of(namespace, tokens, at, at + len(kv)))
+        number += len(kv) // BLOCK
+    files.touch(names[:number][::-1])
+    return number * BLOCK
 
 
 def kv_files(folder: Path) -> list[Path]:

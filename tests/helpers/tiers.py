@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nanoinfer import Engine
-from nanoinfer.cache.tiers.block_files import BlockKV
+from nanoinfer.cache.tiers.block_files import Run
 from nanoinfer.cache.tiers.disk import DiskTier
 from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
@@ -119,7 +119,7 @@ class AtOnce(Executor):
 
 
 class DictOfFiles:
-    """Stands for BlockFiles: K/V of blocks by namespace and all tokens to their end. `new`: what was written lately."""
+    """Stands for BlockFiles, each block a file: K/V by namespace and all tokens to its end. `new`: written lately."""
 
     max_bytes, misses, lost = None, 0, 0
 
@@ -127,12 +127,12 @@ class DictOfFiles:
         self.block_size = block_size
         self.kv: dict[tuple[bytes, tuple[int, ...]], np.ndarray] = {}
         self.new: list[tuple[bytes, tuple[int, ...]]] = []
-        self._blocks: dict[str, BlockKV] = {}
+        self._blocks: dict[str, Run] = {}
         self._sink: TierBlocks | None = None
 
     @property
-    def sizes(self) -> dict[str, int]:
-        return {name: block.kv.nbytes for name, block in self._blocks.items()}
+    def file_of(self) -> dict[str, str]:
+        return {name: name for name in self._blocks}
 
     def look(self) -> None:
         """Nobody else writes to it."""
@@ -142,10 +142,9 @@ class DictOfFiles:
         for block in self._blocks.values():
             self._found(block)
 
-    def _found(self, block: BlockKV) -> None:
+    def _found(self, block: Run) -> None:
         if self._sink is not None and (namespace := block.fields["router_namespace"]):
-            number = len(block.tokens) // self.block_size - 1
-            self._sink.store(block.tokens, int(namespace), (None, None), [(block.name, number)])
+            self._sink.store(block.tokens, int(namespace), (None, None), [(block.names[-1], block.first)])
 
     def lose(self, key: tuple[bytes, tuple[int, ...]]) -> None:
         del self.kv[key]
@@ -154,21 +153,24 @@ class DictOfFiles:
         if self._sink is not None:
             self._sink.remove([name])
 
-    def write(self, blocks: Sequence[BlockKV]) -> None:
-        for block in blocks:
-            assert block.kv.shape[0] == self.block_size
-            assert block.path[0] == block.name
-            key = self._key(block.fields, block.tokens)
-            assert (key in self.kv) == (block.name in self._blocks)
+    def write(self, run: Run) -> None:
+        assert len(run.kv) == (len(run.names) - run.first) * self.block_size
+        for number in range(run.first, len(run.names)):
+            at, end = (number - run.first) * self.block_size, (number + 1) * self.block_size
+            kv, tokens = run.kv[at : at + self.block_size], run.tokens[:end]
+            key = self._key(run.fields, tokens)
+            assert (key in self.kv) == (run.names[number] in self._blocks)
             if key not in self.kv:
-                self.kv[key] = block.kv
+                self.kv[key] = kv
                 self.new.append(key)
-                self._blocks[block.name] = block
+                block = Run(run.names[: number + 1], number, run.fields, tokens, kv)
+                self._blocks[run.names[number]] = block
                 self._found(block)
 
-    def read(self, name: str, fields: Mapping[str, str], tokens: np.ndarray) -> np.ndarray:
-        assert np.array_equal(self._blocks[name].tokens, tokens)
-        return self.kv[self._key(fields, tokens)]
+    def read(self, names: Sequence[str], number: int, fields: Mapping[str, str], tokens: np.ndarray) -> np.ndarray:
+        block = self._blocks[names[number]]
+        assert np.array_equal(block.tokens, tokens[: len(block.tokens)])
+        return self.kv[self._key(fields, block.tokens)]
 
     def touch(self, names: Sequence[str]) -> None:
         """It has room for all."""

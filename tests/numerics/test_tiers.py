@@ -335,7 +335,7 @@ def test_a_new_process_tells_of_the_files_that_it_finds_and_a_router_uses_it(
     assert first.save_cache() == 0
     reader.follow()
     assert blocks_of(PROMPTS) <= reader.mirror.media[DISK].keys()
-    assert len(reader.mirror.media[DISK]) == len(kv_files(tmp_path)) == 9
+    assert (len(reader.mirror.media[DISK]), len(kv_files(tmp_path))) == (9, 3)
     assert reader.mirror.blocks == blocks_of_tree(first.engine.radix_cache, 16)
     first.shutdown()
     reader.follow()
@@ -378,7 +378,7 @@ def test_adapters_files_are_not_told_of_and_keys_are_kept_apart(tmp_path: Path, 
     served(llm, PROMPTS[1:2], extra_key=("secret", b"1"))
     assert llm.save_cache() == 0
     reader.follow()
-    assert len(kv_files(tmp_path / "kv")) == 6
+    assert len(kv_files(tmp_path / "kv")) == 2
     assert len(reader.mirror.media[DISK]) == 3
     assert blocks_of(PROMPTS[1:2], ("secret", b"1")) <= reader.mirror.media[DISK].keys()
 

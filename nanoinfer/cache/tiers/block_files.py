@@ -1,11 +1,11 @@
-"""BlockFiles: K/V that outlives the process, one file for each block of tokens.
+"""BlockFiles: K/V that outlives the process, one file for each run of blocks that was written at once.
 
-    cache_dir / fingerprint of all that K/V depends on beside tokens / digest of the tokens .safetensors
+    cache_dir / fingerprint of all that K/V depends on beside tokens / digest of the tokens - number of blocks .safetensors
 
-Any number of processes may share a `cache_dir`: a file gets its name when all of it is written, and never changes. A name
-only finds a file; what the file says of itself decides whether it is the right one. The time of modification is that of the
-last use. As ssh does it with its keys, folders that another user could write to are refused: whoever can write a file can
-also write a checksum that fits.
+A file for each block would be 20 times the work for the same bytes: making one takes longer than to fill it. Any number of
+processes may share a `cache_dir`: a file gets its name when all of it is written, and never changes. What the file says of
+itself decides whether it is the right one. The time of modification is that of the last use. As ssh does it with its keys,
+folders that another user could write to are refused: whoever can write a file can also write a checksum that fits.
 """
 
 import logging
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from nanoinfer.cache.tiers.block_index import block_digests
 from nanoinfer.cache.tiers.kv_file import pack, unpack
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
 
@@ -30,30 +31,32 @@ ENDING = ".safetensors"
 UNFINISHED = ".unfinished"
 ABANDONED_S = 600.0  # a file that is unfinished for so long is one of a process that was killed
 _FOLDER = re.compile(r"[0-9a-f]{32}")
-_NAME = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[0-9a-f]{64}-[0-9]+")
 
 
-@dataclass(frozen=True)
-class BlockKV:
-    """The K/V of one block, uint8 `[block_size, token_bytes]`, and what its file says besides.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The K/V of the last blocks of `tokens`, uint8 `[k, token_bytes]`, and what their file says besides.
 
-    `tokens`: all up to the block's end. `path`: the names of this block and of those before it, the last one first.
+    `names`: of all blocks of `tokens`, which are those of a sequence from its beginning; `first`: how many of them come
+    before the K/V.
     """
 
-    name: str
+    names: Sequence[str]
+    first: int
     fields: Mapping[str, str]
     tokens: np.ndarray
     kv: np.ndarray
-    path: Sequence[str]
 
 
 class BlockFiles:
     """The files with one fingerprint (hexadecimal digits). `max_bytes` bounds all files of `cache_dir` together, also those
     with other fingerprints.
 
-    `sizes`: the files that are known, by name, in bytes; `misses`: how many could not be used; `lost`: how often something
-    was not written. One thread looks, writes and tells, another may read; whatever is wrong with a file or the disk is a
-    miss, or not written, and a line in the log. ValueError for a folder that cannot be used.
+    `sizes`: the files that are known, by name, in bytes; `file_of`: in which of them a block is, by the block's name.
+    `misses`: how many files could not be used; `lost`: how often something was not written. One thread looks, writes and
+    tells, another may read; whatever is wrong with a file or the disk is a miss, or not written, and a line in the log.
+    ValueError for a folder that cannot be used.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class BlockFiles:
         self._fingerprint, self._size, self._shape = fingerprint, block_size, (block_size, token_bytes)
         self.max_bytes = max_bytes
         self.sizes: dict[str, int] = {}
+        self.file_of: dict[str, str] = {}
+        self._blocks: dict[str, Sequence[str]] = {}  # of each file
         self.misses = self.lost = 0
         self._refused = set[str]()  # damaged files that could not be removed
         self._last_use = 0  # ns
@@ -86,70 +91,64 @@ class BlockFiles:
             self._complain("the folder is not looked into", error)
             return
         self._forget(self.sizes.keys() - found.keys())
-        for name in found.keys() - self.sizes.keys() - self._refused:
-            self._note(name, found[name])
+        for file in found.keys() - self.sizes.keys() - self._refused:
+            self._find(file, found[file])
 
     def tell(self, sink: TierBlocks) -> None:
         """Tell `sink` of all blocks, and from now on which come and go. The beginning of every file is read."""
         self._sink = sink
-        for name in list(self.sizes):
-            self._note(name, self.sizes[name])
+        for file, size in list(self.sizes.items()):
+            self._find(file, size)
 
-    def read(self, name: str, fields: Mapping[str, str], tokens: np.ndarray) -> np.ndarray | None:
-        """The K/V of the last block of `tokens`, uint8 `[block_size, token_bytes]`; None unless all is as it should be."""
+    def read(
+        self, names: Sequence[str], number: int, fields: Mapping[str, str], tokens: np.ndarray
+    ) -> np.ndarray | None:
+        """The K/V of the blocks of `tokens` from this number on, as far as one file has it: uint8 `[k, token_bytes]`, at
+        least a block; None unless all is as it should be. `names`: of all blocks of `tokens`."""
+        if (file := self.file_of.get(names[number])) is None:
+            return None
         try:
-            theirs, of, kv = unpack(self._path(name).read_bytes())
-            if theirs != self._described(fields) or not np.array_equal(of, tokens) or kv.shape != self._shape:
+            theirs, of, kv = unpack(self._path(file).read_bytes())
+            start, begin, end = number * self._size, len(of) - len(kv), min(len(of), len(names) * self._size)
+            differ = np.flatnonzero(of[:end] != tokens[:end])  # another text may go on otherwise
+            end = int(differ[0] if differ.size else end) // self._size * self._size
+            if theirs != self._described(fields) or not begin <= start < end or kv.shape[1:] != self._shape[1:]:
                 raise ValueError("is not the file that its name says")
-            return kv
-        except FileNotFoundError:
-            self._forget([name])  # another process has made room
+            return kv[start - begin : end - begin]
         except (OSError, ValueError) as error:
-            self.misses += 1
-            self._refused.add(name)
-            self._forget([name])
-            logger.warning("files of K/V: %s is not used: %s", name, error)
-            if isinstance(error, ValueError):
-                with suppress(OSError):
-                    self._path(name).unlink()
+            self._refuse(file, error)
         return None
 
-    def write(self, blocks: Sequence[BlockKV]) -> None:
-        """Write blocks that are not in files yet, and note that they and those before them are used now."""
-        new = {block.name: block for block in blocks if block.name not in self.sizes}
-        data = {name: pack(self._described(each.fields), each.tokens, each.kv) for name, each in new.items()}
-        try:
-            room = self._make_room(sum(map(len, data.values())))
-            for name, content in data.items():
-                room -= len(content)
-                if room < 0:
+    def write(self, run: Run) -> None:
+        """Write a file, unless all its blocks are in files already, and note that they and those before are used now."""
+        if not all(name in self.file_of for name in run.names[run.first :]):
+            file = f"{run.names[-1]}-{len(run.names) - run.first}"
+            content = pack(self._described(run.fields), run.tokens, run.kv)
+            try:
+                if self._make_room(len(content)) < len(content):
                     raise OSError("cache_dir_max_bytes leaves no room for it")
-                self._write_file(name, content)
-                self._refused.discard(name)
-                self._note(name, len(content), new[name])
+                self._write_file(file, content)
+                self._refused.discard(file)
+                self._note(file, len(content), run)
                 self._is_failing = False
-        except OSError as error:
-            self.lost += 1
-            self._complain("not all is written", error)
-        used = dict[str, None]()
-        for block in blocks:
-            for name in block.path:  # what begins a sequence last, because it is of use without the rest
-                used.pop(name, None)
-                used[name] = None
-        self.touch(used)
+            except OSError as error:
+                self.lost += 1
+                self._complain("a file is not written", error)
+        self.touch(reversed(run.names))
 
     def touch(self, names: Iterable[str]) -> None:
-        """Note that files are used now, the last ones last."""
-        for name in names:
-            if name in self.sizes:
-                self._last_use = max(self._last_use + 1, time.time_ns())
-                with suppress(OSError):  # it is gone, or the disk is read-only
-                    os.utime(self._path(name), ns=(self._last_use, self._last_use))
+        """Note that the files with these blocks are used now, that of the last one last. What begins a sequence should be
+        last, because it is of use without the rest."""
+        files = [file for name in names if (file := self.file_of.get(name))]
+        for file in reversed(dict.fromkeys(reversed(files))):
+            self._last_use = max(self._last_use + 1, time.time_ns())
+            with suppress(OSError):  # it is gone, or the disk is read-only
+                os.utime(self._path(file), ns=(self._last_use, self._last_use))
 
     # --- how it works ------------------------------------------------------------------------------------------------
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}{ENDING}"
+    def _path(self, file: str) -> Path:
+        return self._folder / f"{file}{ENDING}"
 
     def _described(self, fields: Mapping[str, str]) -> dict[str, str]:
         return {**fields, "fingerprint": self._fingerprint}
@@ -202,27 +201,47 @@ class BlockFiles:
         self._forget(gone)
         return room
 
-    def _note(self, name: str, size: int, block: BlockKV | None = None) -> None:
-        """A file is there; if it was just written, it is that of `block`."""
-        self.sizes[name] = size
-        if self._sink is None:
-            return
-        if block is not None:
-            fields, tokens = block.fields, block.tokens
-        else:
-            try:
-                with safe_open(self._path(name), "np") as file:
-                    fields, tokens = file.metadata() or {}, file.get_tensor("tokens")
-            except (OSError, SafetensorError):
-                return  # whoever reads it will find out, too
-        if namespace := fields.get("router_namespace"):
-            number = len(tokens) // self._size - 1
-            self._sink.store(tokens.astype(np.int64), int(namespace), (None, None), [(name, number)])
+    def _find(self, file: str, size: int) -> None:
+        """Note a file that is there, and the blocks that it says it has."""
+        try:
+            with safe_open(self._path(file), "np") as opened:
+                fields, tokens = opened.metadata(), opened.get_tensor("tokens").astype(np.int64)
+                rows = opened.get_slice("kv").get_shape()[0]
+            if len(tokens) % self._size or rows % self._size or not 0 < rows <= len(tokens):
+                raise ValueError("has no whole blocks")
+            names = [digest.hex() for digest in block_digests(bytes.fromhex(fields["namespace"]), tokens, self._size)]
+            self._note(file, size, Run(names, len(names) - rows // self._size, fields, tokens, np.empty(0)))
+        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+            self._refuse(file, error)
 
-    def _forget(self, names: Iterable[str]) -> None:
-        gone = [name for name in list(names) if self.sizes.pop(name, None) is not None]
+    def _note(self, file: str, size: int, run: Run) -> None:
+        self._blocks[file], self.sizes[file] = run.names[run.first :], size
+        self.file_of.update(dict.fromkeys(run.names[run.first :], file))
+        if self._sink is not None and (namespace := run.fields.get("router_namespace")):
+            blocks = [(name, number) for number, name in enumerate(run.names)][run.first :]
+            self._sink.store(run.tokens, int(namespace), (None, None), blocks)
+
+    def _forget(self, files: Iterable[str]) -> None:
+        gone = list[str]()
+        for file in list(files):
+            if self.sizes.pop(file, None) is not None:  # another file may have some of its blocks, too
+                gone += [name for name in self._blocks.pop(file) if self.file_of.get(name) == file]
+        for name in gone:
+            self.file_of.pop(name, None)
         if gone and self._sink is not None:
             self._sink.remove(gone)
+
+    def _refuse(self, file: str, error: Exception) -> None:
+        """A file cannot be used. If it is damaged, it is removed."""
+        self._forget([file])
+        if isinstance(error, FileNotFoundError):
+            return  # another process has made room
+        self.misses += 1
+        self._refused.add(file)
+        logger.warning("files of K/V: %s is not used: %s", file, error)
+        if not isinstance(error, OSError):
+            with suppress(OSError):
+                self._path(file).unlink()
 
     def _complain(self, what: str, error: OSError) -> None:
         if not self._is_failing:

@@ -19,7 +19,7 @@ import numpy as np
 
 from nanoinfer.cache.block_events import DISK, namespace_hash
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.tiers.block_files import BlockFiles, BlockKV
+from nanoinfer.cache.tiers.block_files import BlockFiles, Run
 from nanoinfer.cache.tiers.block_index import Block, block_digests
 from nanoinfer.cache.tiers.host import HostTier
 from nanoinfer.cache.tiers.tier_blocks import TierBlocks
@@ -27,11 +27,11 @@ from nanoinfer.cache.tree_observer import path_to
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import AdapterKey
 
-BATCH_BYTES = 8 << 20  # of K/V that is written at once: the folder is looked through once for each, if it has a bound
+FILE_BYTES = 8 << 20  # of K/V in a file, at most: all of it is read even if only a part is wanted
 QUEUED_BYTES = 256 << 20  # of K/V that may wait for the writer; what comes then is not kept
 HEADER_BYTES = 480  # at most, of a file
 LOOK_AGAIN_S = 1.0  # what other processes write and remove is noticed after so long
-STALLED_S = 2.0  # a disk that takes so long for one block: nobody waits for it any more
+STALLED_S = 2.0  # a disk that takes so long for one file: nobody waits for it any more
 MOMENT_S = 0.05  # so long an engine that has nothing else to do waits in one step, in which others wait for their turn
 
 logger = logging.getLogger("nanoinfer.cache")
@@ -49,11 +49,12 @@ class InFlightRead:
 
 
 class Chosen(NamedTuple):
-    """A block that is to be saved: the last one of `names`, those of the whole blocks of `tokens`."""
+    """A sequence whose blocks from number `first` on are to be saved. `names`: of all its blocks."""
 
     names: Sequence[str]
     tokens: np.ndarray
     extra_key: Hashable
+    first: int
 
 
 class DiskTier:
@@ -75,11 +76,12 @@ class DiskTier:
     ):
         self._cache, self._host, self.files, self._clock = cache, host, files, clock
         self._size, self._block_bytes = host.block_size, host.block_size * host.memory.token_bytes
+        self._per_file = max(1, FILE_BYTES // self._block_bytes)
         self.fetched_tokens = 0
         self._reader, self._writer = (ThreadPoolExecutor(1, f"nanoinfer {what} K/V") for what in ("reads", "writes"))
-        self._offered: dict[str, BlockKV] = {}  # what waits for the writer
+        self._offered: dict[str, Run] = {}  # what waits for the writer, by the names of its blocks
         self._reads: dict[Req, InFlightRead] = {}
-        self._reading_since: float | None = None  # the block that the reader is at
+        self._reading_since: float | None = None  # the file that the reader is at
         self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
         self._is_closed, self._looked_at = False, clock()
@@ -89,7 +91,7 @@ class DiskTier:
 
     def has(self, digests: Iterable[bytes]) -> list[bool]:
         """Which of the blocks with these digests are in files."""
-        return [digest.hex() in self.files.sizes for digest in digests]
+        return [digest.hex() in self.files.file_of for digest in digests]
 
     def reach(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> int:
         """Up to which position files hold `tokens` (int64 `[k]`) from `start` on, which is a multiple of the block size, or
@@ -99,7 +101,7 @@ class DiskTier:
         if self._clock() - self._looked_at > LOOK_AGAIN_S:
             self.look()
         names, end = self._names(tokens, extra_key), start // self._size
-        while end < len(names) and (names[end] in self._offered or names[end] in self.files.sizes):
+        while end < len(names) and self._is_kept(names[end]):
             end += 1
         return max(start, end * self._size)
 
@@ -181,17 +183,19 @@ class DiskTier:
         """In the reader's thread: K/V of `tokens` from `start` on, up to the first block that cannot be used."""
         size, names, fields = self._size, self._names(tokens, extra_key), self._fields(extra_key)
         rows = [np.empty((0, self._host.memory.token_bytes), np.uint8)]
-        for number in range(start // size, len(names)):
-            if (block := self._offered.get(names[number])) is not None:
-                rows.append(block.kv)
-                continue
-            self._reading_since = self._clock()
-            kv = self.files.read(names[number], fields, tokens[: (number + 1) * size])
-            self._reading_since = None
+        number, kv = start // size, None
+        while number < len(names):
+            if (run := self._offered.get(names[number])) is not None:
+                kv = run.kv[(number - run.first) * size :][:size]
+            else:
+                self._reading_since = self._clock()
+                kv = self.files.read(names, number, fields, tokens)
+                self._reading_since = None
             if kv is None:
                 break
             rows.append(kv)
-        self.files.touch(reversed(names[: start // size + len(rows) - 1]))
+            number += len(kv) // size
+        self.files.touch(reversed(names[:number]))
         return np.concatenate(rows)
 
     def _is_stalled(self) -> bool:
@@ -201,33 +205,35 @@ class DiskTier:
     # --- down --------------------------------------------------------------------------------------------------------
 
     def offer(self, block: Block) -> None:
-        """`block` is about to leave host memory: have it written, unless files have it, or too much waits for that."""
-        if block.digest is None or (name := block.digest.hex()) in self.files.sizes or name in self._offered:
+        """`block` is about to leave host memory: have it written, and with it those directly before it, which will leave
+        next, unless files have it, or too much waits for that."""
+        if block.digest is None or self._is_kept(block.digest.hex()):
             return
         if len(self._offered) * self._block_bytes >= QUEUED_BYTES or self._is_closed:
             self.files.lost += 1
             return
-        path, each = list[str](), block
-        while each.parent is not None:
-            assert each.digest is not None, "or it would not have one itself"
-            path.append(each.digest.hex())
-            each = each.parent
         tokens, extra_key = self._host.index.tokens_of(block)
-        assert block.start is not None, "it has not left yet"
-        kv = self._host.memory.read(np.arange(block.start, block.start + self._size))
-        self._offered[name] = BlockKV(name, self._fields(extra_key), tokens, kv, path)
-        self._submit(self._writer, self._write_offered)
+        names, starts, each = self._names(tokens, extra_key), list[int](), block
+        for name in reversed(names[-self._per_file :]):
+            if each.start is None or self._is_kept(name):
+                break
+            starts.append(each.start)
+            assert each.parent is not None, "a root is not held"
+            each = each.parent
+        kv = self._host.memory.read(self._host.index.slots_of(starts[::-1]))
+        run = Run(names, len(names) - len(starts), self._fields(extra_key), tokens, kv)
+        self._offered.update(dict.fromkeys(names[run.first :], run))
+        self._submit(self._writer, self._write_offered, run)
 
-    def _write_offered(self) -> None:
-        names = list(self._offered)[: self._batch()]
+    def _write_offered(self, run: Run) -> None:
         try:
-            self.files.write([self._offered[name] for name in names])
+            self.files.write(run)
         finally:
-            for name in names:
+            for name in run.names[run.first :]:
                 del self._offered[name]
 
-    def _batch(self) -> int:
-        return max(1, BATCH_BYTES // self._block_bytes)
+    def _is_kept(self, name: str) -> bool:
+        return name in self._offered or name in self.files.file_of  # what is written meanwhile is in files by then
 
     def save(self, visit: Visit, timeout: float | None = None) -> int:
         """Write what the pool's tree and host memory hold and files do not have; wait for it, at most `timeout` seconds.
@@ -239,33 +245,44 @@ class DiskTier:
         ends = None if timeout is None else self._clock() + timeout
         with visit():
             chosen = self._chosen()
+        used_last = [name for each in reversed(chosen) for name in reversed(each.names[each.first :])]
         with suppress(TimeoutError, CancelledError):
             self.look().result(self._left(ends))  # what other processes have removed is written again
-            used_last = [each.names[-1] for each in reversed(chosen)]
             # First, or else what is written now would push out what is there already.
             self._submit(self._writer, self.files.touch, used_last).result(self._left(ends))
-            missing = [each for each in chosen if each.names[-1] not in self.files.sizes]
-            for at in range(0, len(missing), self._batch()):
-                with visit():
-                    blocks = [*self._blocks_of(missing[at : at + self._batch()])]
-                self._submit(self._writer, self.files.write, blocks).result(self._left(ends))
+            for each in chosen:
+                for at in range(each.first, len(each.names), self._per_file):
+                    numbers = range(at, min(at + self._per_file, len(each.names)))
+                    if missing := [i for i in numbers if each.names[i] not in self.files.file_of]:
+                        with visit():
+                            run = self._run(each, missing[0], missing[-1] + 1)
+                        if len(run.kv):
+                            self._submit(self._writer, self.files.write, run).result(self._left(ends))
             self._submit(self._writer, self.files.touch, used_last).result(self._left(ends))
-        return self._size * sum(each.names[-1] not in self.files.sizes for each in chosen)
+        return self._size * sum(name not in self.files.file_of for name in used_last)
 
     def _chosen(self) -> list[Chosen]:
         """The blocks that have room in the folder together, those that were used last first."""
-        room, seen, chosen = self.files.max_bytes, set[str](), list[Chosen]()
+        room, seen, counted, chosen = self.files.max_bytes, set[str](), set[str](), list[Chosen]()
         for tokens, extra_key in [*self._of_tree(), *self._of_host()]:
             names = self._names(tokens, extra_key)
-            for number, name in enumerate(names, start=1):
-                if name in seen:
-                    continue
+            first = end = sum(name in seen for name in names)
+            file: str | None = ""
+            for name in names[first:]:
                 if room is not None:
-                    room -= self.files.sizes.get(name, self._block_bytes + 4 * number * self._size + HEADER_BYTES)
+                    before, file = file, self.files.file_of.get(name)
+                    if file is None:  # it will be written, with those before it that will, too
+                        room -= self._block_bytes + (0 if before is None else 4 * len(tokens) + HEADER_BYTES)
+                    elif file not in counted:
+                        room -= self.files.sizes.get(file, 0)
+                        counted.add(file)
                     if room < 0:
-                        return chosen
-                seen.add(name)
-                chosen.append(Chosen(names[:number], tokens[: number * self._size], extra_key))
+                        break
+                end += 1
+            seen.update(names[first:end])
+            chosen.append(Chosen(names[:end], tokens[: end * self._size], extra_key, first))
+            if end < len(names):
+                break
         return chosen
 
     def _of_tree(self) -> Iterator[tuple[np.ndarray, Hashable]]:
@@ -280,18 +297,17 @@ class DiskTier:
             if all(child.start is None for child in block.children.values()):
                 yield self._host.index.tokens_of(block)
 
-    def _blocks_of(self, chosen: Iterable[Chosen]) -> Iterator[BlockKV]:
-        """With their K/V, as far as the pool or host memory still have it."""
-        for each in chosen:
-            start = len(each.tokens) - self._size
-            length, node = self._cache.radix_cache.peek_prefix(each.tokens, each.extra_key)
-            if length == len(each.tokens):
-                slots = np.concatenate([above.value for above in path_to(node)[::-1]])
-                kv = self._host.memory.read_pool(slots[start:length])
-            else:
-                kv = self._host.memory.read(self._host.index.look_up(each.tokens, each.extra_key, start))
-            if len(kv):
-                yield BlockKV(each.names[-1], self._fields(each.extra_key), each.tokens, kv, each.names[::-1])
+    def _run(self, each: Chosen, begin: int, end: int) -> Run:
+        """The blocks `begin..end` of a sequence, as far as the pool or host memory still have them."""
+        tokens, start, memory = each.tokens[: end * self._size], begin * self._size, self._host.memory
+        length, node = self._cache.radix_cache.peek_prefix(tokens, each.extra_key)
+        in_pool = max(start, length // self._size * self._size)
+        kv = memory.read(self._host.index.look_up(tokens, each.extra_key, in_pool))
+        if in_pool > start:
+            slots = np.concatenate([above.value for above in path_to(node)[::-1]])
+            kv = np.concatenate((memory.read_pool(slots[start:in_pool]), kv))
+        end = begin + len(kv) // self._size
+        return Run(each.names[:end], begin, self._fields(each.extra_key), tokens[: end * self._size], kv)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Read and write nothing more. What was offered is written first, if that takes at most `timeout` seconds."""

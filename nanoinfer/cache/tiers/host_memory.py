@@ -7,11 +7,13 @@ import torch
 
 
 class HostMemory:
-    """`data`: uint8 `[size, token_bytes]`, a row for each slot: what `buffers` hold for it, side by side.
+    """`data`: uint8, `size` times `token_bytes`: what the first of `buffers` holds for each slot, then what the second one
+    holds, and so on, so that neighbours in a buffer are copied at once.
 
     `buffers`: tensors of any type, `[N, ...]` each, contiguous, of any device: all that a slot of the pool has. `layout`
-    says in words what that is. Copies are exact. Slots are best used from the lowest on: the operating system provides
-    memory when it is first written.
+    says in words what that is. Copies are exact. Elsewhere, K/V is in rows, uint8 `[k, token_bytes]`: what the buffers hold
+    for one slot, side by side. Slots are best used from the lowest on: the operating system provides memory when it is
+    first written.
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor], size: int):
@@ -20,14 +22,12 @@ class HostMemory:
         ends = np.cumsum([buffer.shape[1] for buffer in self._buffers]).tolist()
         self._columns = [slice(end - buffer.shape[1], end) for buffer, end in zip(self._buffers, ends, strict=True)]
         self.token_bytes: int = ends[-1]
-        self.data = np.zeros((size, self.token_bytes), np.uint8)
+        self.data = np.zeros(size * self.token_bytes, np.uint8)
+        self._parts = [self.data[size * c.start : size * c.stop].reshape(size, c.stop - c.start) for c in self._columns]
 
     def read_pool(self, pool_slots: np.ndarray) -> np.ndarray:
         """Rows of what the pool holds in `pool_slots`, integers `[k]`."""
-        rows = np.empty((len(pool_slots), self.token_bytes), np.uint8)
-        for buffer, columns in zip(self._buffers, self._columns, strict=True):
-            rows[:, columns] = _read(buffer, _as_slice(pool_slots))
-        return rows
+        return np.concatenate([_read(buffer, _as_slice(pool_slots)) for buffer in self._buffers], axis=1)
 
     def write_pool(self, rows: np.ndarray, pool_slots: np.ndarray) -> None:
         """Copy rows to `pool_slots` of a pool of the same layout, integers `[k]`."""
@@ -35,20 +35,25 @@ class HostMemory:
             _write(buffer, _as_slice(pool_slots), rows[:, columns])
 
     def read(self, slots: np.ndarray) -> np.ndarray:
-        """A copy of the rows `slots`, integers `[k]`."""
-        return self.data[slots]
+        """Rows of what is in `slots`, integers `[k]`."""
+        return np.concatenate([part[_as_slice(slots)] for part in self._parts], axis=1)
 
     def put(self, rows: np.ndarray, slots: np.ndarray) -> None:
         """Copy rows to `slots`, integers `[k]`."""
-        self.data[slots] = rows
+        for part, columns in zip(self._parts, self._columns, strict=True):
+            part[_as_slice(slots)] = rows[:, columns]
 
     def store(self, pool_slots: np.ndarray, slots: np.ndarray) -> None:
         """Copy what the pool holds in `pool_slots` to `slots`, integers `[k]` each."""
-        self.put(self.read_pool(pool_slots), slots)
+        of_pool, here = _as_slice(pool_slots), _as_slice(slots)
+        for buffer, part in zip(self._buffers, self._parts, strict=True):
+            part[here] = _read(buffer, of_pool)
 
     def load(self, slots: np.ndarray, pool_slots: np.ndarray) -> None:
         """Copy what is in `slots` to `pool_slots` of the pool, integers `[k]` each."""
-        self.write_pool(self.data[_as_slice(slots)], pool_slots)
+        of_pool, here = _as_slice(pool_slots), _as_slice(slots)
+        for buffer, part in zip(self._buffers, self._parts, strict=True):
+            _write(buffer, of_pool, part[here])
 
 
 def _read(buffer: torch.Tensor, slots: np.ndarray | slice) -> np.ndarray:

@@ -33,8 +33,19 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert hit(files, TOKENS[:11]) == 8, "whole blocks"
     before = kv_files(tmp_path)
     assert put(files, [*TOKENS, 1, 1, 1, 1])
-    assert len(kv_files(tmp_path)) == len(before) + 1 == 4, "those that are there are not written again"
+    assert len(kv_files(tmp_path)) == len(before) + 1 == 2, "those that are there are not written again"
     assert hit(files, TOKENS, namespace=b"another") == 0
+
+
+def test_of_a_file_with_several_blocks_those_are_used_that_are_wanted(tmp_path: Path) -> None:
+    put(open_files(tmp_path), TOKENS)
+    files = open_files(tmp_path)
+    assert hit(files, TOKENS[:4]) == 4
+    assert hit(files, [*TOKENS[:8], 6, 6, 6, 6]) == 8, "another text goes on otherwise"
+    put(files, [*TOKENS[:8], 6, 6, 6, 6])
+    for each in (files, open_files(tmp_path)):
+        assert hit(each, [*TOKENS[:8], 6, 6, 6, 6]) == hit(each, TOKENS, start=8) == 12
+    assert (len(kv_files(tmp_path)), files.misses) == (2, 0)
 
 
 def test_what_another_process_writes_and_removes_is_noticed(tmp_path: Path) -> None:
@@ -43,10 +54,13 @@ def test_what_another_process_writes_and_removes_is_noticed(tmp_path: Path) -> N
     assert hit(one, TOKENS) == 0
     one.look()
     assert hit(one, TOKENS) == 12
+    put(two, [*TOKENS, 1, 1, 1, 1])
+    one.look()
     kv_files(tmp_path)[0].unlink()
-    assert (hit(one, TOKENS), one.misses) == (8, 0), "it has made room: that is no fault"
+    assert (hit(one, [*TOKENS, 1, 1, 1, 1]), one.misses) == (12, 0), "it has made room: that is no fault"
     two.look()
-    assert len(two.sizes) == 2
+    assert len(two.sizes) == 1
+    assert len(two.file_of) == 3
 
 
 def test_another_fingerprint_finds_nothing(tmp_path: Path) -> None:
@@ -91,11 +105,24 @@ def test_whatever_is_damaged_is_refused() -> None:
 def test_a_damaged_file_is_a_miss_and_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = open_files(tmp_path)
     put(files, TOKENS)
-    path = tmp_path / ("a" * 32) / f"{names_of(TOKENS)[1]}.safetensors"
+    longer = [*TOKENS, 1, 1, 1, 1]
+    put(files, longer)
+    path = kv_files(tmp_path)[0]
     path.write_bytes(path.read_bytes()[:-1])
-    assert (hit(files, TOKENS), files.misses, len(caplog.records), path.exists()) == (4, 1, 1, False)
-    assert put(files, TOKENS)
-    assert hit(files, TOKENS) == 12
+    assert (hit(files, longer), files.misses, len(caplog.records), path.exists()) == (12, 1, 1, False)
+    assert put(files, longer)
+    assert hit(files, longer) == 16
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no file of K/V", DATA], ids=["nothing", "something", "fields that say nothing"]
+)
+def test_what_is_no_file_of_blocks_is_removed_when_it_is_found(tmp_path: Path, data: bytes) -> None:
+    put(open_files(tmp_path), TOKENS)
+    path = kv_files(tmp_path)[0].with_name(f"{'b' * 64}-1.safetensors")
+    path.write_bytes(data)
+    files = open_files(tmp_path)
+    assert (hit(files, TOKENS), len(files.sizes), files.misses, path.exists()) == (12, 1, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +144,9 @@ def test_a_whole_file_under_anothers_name_is_a_miss(
 def test_k_v_of_another_size_is_a_miss(tmp_path: Path) -> None:
     other = BlockFiles(tmp_path, "a" * 64, BLOCK, 2 * TOKEN_BYTES)
     put(open_files(tmp_path), TOKENS)
-    assert other.read(names_of(TOKENS)[0], fields_of(b""), np.array(TOKENS[:4])) is None
+    other.look()
+    assert other.read(names_of(TOKENS), 0, fields_of(b""), np.array(TOKENS)) is None
+    assert other.misses == 1
 
 
 # --- disks that fail --------------------------------------------------------------------------------------------------
@@ -125,10 +154,11 @@ def test_k_v_of_another_size_is_a_miss(tmp_path: Path) -> None:
 
 def test_a_write_that_breaks_off_leaves_no_trace(tmp_path: Path) -> None:
     files = open_files(tmp_path)
-    names = names_of(TOKENS)
-    (tmp_path / ("a" * 32) / f"{names[1]}.safetensors").mkdir()  # nothing can be renamed to this
+    put(files, TOKENS[:4])
+    before = kv_files(tmp_path)
+    (tmp_path / ("a" * 32) / f"{names_of(TOKENS)[-1]}-2.safetensors").mkdir()  # nothing can be renamed to this
     assert not put(files, TOKENS)
-    assert [path.name for path in (tmp_path / ("a" * 32)).iterdir() if path.is_file()] == [f"{names[0]}.safetensors"]
+    assert [path for path in (tmp_path / ("a" * 32)).iterdir() if path.is_file()] == before
 
 
 def test_the_folder_itself_is_removed(tmp_path: Path) -> None:
@@ -148,11 +178,11 @@ def test_what_a_killed_process_left_is_removed_in_the_end(tmp_path: Path) -> Non
     put(open_files(tmp_path), TOKENS)
     left = tmp_path / ("a" * 32) / f"{'b' * 64}-17.unfinished"
     left.write_bytes(b"x" * 100)
-    assert len(open_files(tmp_path).sizes) == 3
+    assert len(open_files(tmp_path).sizes) == 1
     assert left.exists(), "somebody may be at it"
     long_ago = time.time() - 2 * ABANDONED_S
     os.utime(left, (long_ago, long_ago))
-    assert len(open_files(tmp_path).sizes) == 3
+    assert len(open_files(tmp_path).sizes) == 1
     assert not left.exists()
 
 
@@ -168,7 +198,7 @@ def one(tmp_path: Path) -> int:
 
 def there(files: BlockFiles, count: int) -> list[int]:
     """Which of the sequences `fresh(i)` are known."""
-    return [i for i in range(count) if names_of(fresh(i))[0] in files.sizes]
+    return [i for i in range(count) if names_of(fresh(i))[0] in files.file_of]
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path, one: int) -> None:
@@ -209,15 +239,16 @@ def test_a_prefix_stays_longer_than_what_continues_it(tmp_path: Path) -> None:
     files = open_files(tmp_path)
 
     def newest() -> list[str]:
-        return [path.stem for path in reversed(kv_files(tmp_path))][:3]
+        return [path.stem for path in reversed(kv_files(tmp_path))][:2]
 
     put(files, TOKENS[:4])
     put(files, fresh(50))
     put(files, TOKENS, start=4)
-    assert newest() == names_of(TOKENS), "which is used by what is written behind it"
+    names = names_of(TOKENS)
+    assert newest() == [f"{names[0]}-1", f"{names[2]}-2"], "which is used by what is written behind it"
     hit(files, fresh(50))
     hit(files, TOKENS)
-    assert newest() == names_of(TOKENS)
+    assert newest() == [f"{names[0]}-1", f"{names[2]}-2"]
 
 
 def test_what_does_not_fit_at_all_is_not_written(tmp_path: Path, one: int) -> None:
