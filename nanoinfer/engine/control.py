@@ -252,7 +252,6 @@ class EngineControl:
 
         def flush() -> int:
             with nullcontext() if self.cache.next_tier is None else self.cache.next_tier.emptied():
-                self.scheduler._admission_cache.forget()  # whoever waited for files may fit now
                 return self.radix_cache.evict(self.radix_cache.evictable_size())
 
         return self.change(flush)
