@@ -349,7 +349,7 @@ class EngineControl:
 
         def end() -> list[RequestOutput]:
             self.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
-            return self.open_requests.deliver()
+            return [materialize(update) for update in self.open_requests.deliver_updates()]
 
         return self.end_by(end)
 
