@@ -16,7 +16,8 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError
 from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.request_group import PieceReader, RequestGroup, Update, materialize
+from nanoinfer.requests.pieces import PieceReader
+from nanoinfer.requests.request_group import RequestGroup, Update, materialize
 
 T = TypeVar("T")
 logger = logging.getLogger("nanoinfer.engine")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.request_group import PieceReader
+from nanoinfer.requests.pieces import PieceReader
 
 Item = StreamPiece | RequestOutput | EngineClosedError  # what a stream receives; the last two end it
 

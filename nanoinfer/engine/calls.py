@@ -13,7 +13,8 @@ from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.engine_loop import loop_of
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.request_group import PieceReader, RequestGroup, Update
+from nanoinfer.requests.pieces import PieceReader
+from nanoinfer.requests.request_group import RequestGroup, Update
 
 News = list[StreamPiece] | RequestOutput | BaseException
 

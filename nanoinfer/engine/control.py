@@ -252,7 +252,6 @@ class EngineControl:
 
         def flush() -> int:
             with nullcontext() if self.cache.next_tier is None else self.cache.next_tier.emptied():
-                self.scheduler._admission_cache.forget()  # whoever waited for files may fit now
                 return self.radix_cache.evict(self.radix_cache.evictable_size())
 
         return self.change(flush)
@@ -350,7 +349,7 @@ class EngineControl:
 
         def end() -> list[RequestOutput]:
             self.end(list(self.open_requests.groups), FinishReason.ABORT, counted_as, error)
-            return self.open_requests.deliver()
+            return [materialize(update) for update in self.open_requests.deliver_updates()]
 
         return self.end_by(end)
 

@@ -1,9 +1,9 @@
-"""RequestGroup: a request as its caller sees it, from which its outputs and pieces are made; and OpenRequests: those that
-have not ended."""
+"""RequestGroup: a request as its caller sees it, from which its outputs are made; and OpenRequests: those that have not
+ended."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
+from nanoinfer.outputs import CompletionOutput, RequestOutput
 from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt
 
@@ -54,41 +54,6 @@ def _completion(index: int, req: Req) -> CompletionOutput:
     counts = req.cached_tokens, req.drafted_tokens, req.accepted_tokens
     tokens = req.token_ids, req.prompt_len, req.num_tokens
     return CompletionOutput(index, req.text, req.finish_reason, req.stop_reason, *counts, *tokens, entries, req.fetched)
-
-
-class PieceReader:
-    """Reads a request's output piece by piece: each read returns what is new since the last one."""
-
-    def __init__(self, group: RequestGroup):
-        self._group = group
-        self._read = [(req.given_chars, req.given_tokens) for req in group.reqs]  # what is read already, per completion
-        self._ended = [False] * len(group.reqs)
-
-    @property
-    def done(self) -> bool:
-        """True when everything has been read: each completion has ended, and its last piece was read."""
-        return all(self._ended)
-
-    def read(self) -> Iterator[StreamPiece]:
-        """One piece for each completion that has new tokens or has ended since the last read."""
-        for i, req in enumerate(self._group.reqs):
-            chars, tokens = self._read[i]
-            if self._ended[i] or (req.num_output_tokens == tokens and not req.finished):
-                continue
-            self._read[i], self._ended[i] = (len(req.text), req.num_output_tokens), req.finished
-            yield StreamPiece(
-                self._group.request_id,
-                i,
-                req.text[chars:],
-                req.token_ids[req.prompt_len + tokens : req.num_tokens].tolist(),
-                req.finish_reason,
-                req.prompt_len,
-                req.cached_tokens,
-                req.stop_reason,
-                None if req.params.logprobs is None else req.output_logprobs[tokens : req.num_output_tokens],
-                req.prompt_logprobs if chars == tokens == 0 else None,
-                req.prompt_top_logprobs if chars == tokens == 0 else None,
-            )
 
 
 class OpenRequests:
@@ -159,15 +124,12 @@ class OpenRequests:
                 self.remove([group], "failed" if any(each.error is not None for each in group.reqs) else "finished")
 
     def hold(self, outputs: Sequence[RequestOutput]) -> None:
-        """Keep outputs for the next `deliver`: only the latest one of each request."""
+        """Keep outputs for the next delivery: only the latest one of each request."""
         self._undelivered.update((output.request_id, output) for output in outputs)
 
-    def deliver(self) -> list[RequestOutput]:
-        """Hand out everything that is held."""
-        return [materialize(held) for held in self.deliver_updates()]
-
     def deliver_updates(self) -> list[Update]:
-        """As `deliver`, with a group where the output is not made yet: whoever wants it makes it before the next pass."""
+        """Hand out everything that is held: a group where the output is not made yet. Whoever wants it makes it before the
+        next pass."""
         updates, self._undelivered = list(self._undelivered.values()), {}
         return updates
 

@@ -1,7 +1,6 @@
 """Admission: decides whether a waiting request joins the EXTEND pass that is being planned.
 
 In-batch prefix sharing (PassPrefixes): waiting requests that start with the same long prefix compute it only once.
-AdmissionCache is an optimisation that you can skip on a first reading: the scheduler decides the same without it.
 """
 
 from collections.abc import Hashable, Sequence
@@ -18,7 +17,6 @@ from nanoinfer.requests.req import Req
 # If this pass computes at least this many of the tokens that a request needs, the request waits one pass and then finds
 # them in the tree. For fewer tokens, it is better to have one more request in this pass than to save the tokens.
 WORTH_WAITING_FOR = 32
-State = tuple[int, int, int]  # requests that have arrived, requests that have ended, insertions into the tree
 
 
 class PrefillBudget:
@@ -65,18 +63,13 @@ class Verdict(Enum):
 
 
 class PrefixLock:
-    """Locks the cached prefix of a waiting request for a `with` block, and unlocks it at the end unless `keep` was called.
-
-    `newly_locked`: how many slots could be allocated before, but not while this lock holds.
-    """
+    """Locks the cached prefix of a waiting request for a `with` block; unlocks it at the end unless `keep` was called."""
 
     def __init__(self, cache: CacheManager, req: Req):
         self._cache, self._req, self._kept = cache, req, False
 
     def __enter__(self) -> "PrefixLock":
-        obtainable = self._cache.obtainable_size()
         self._cache.lock_prefix(self._req)
-        self.newly_locked = obtainable - self._cache.obtainable_size()
         return self
 
     def keep(self) -> None:
@@ -172,32 +165,3 @@ class Admission:
         self._is_first = False
         self._tokens_left -= req.chunk_end - max(req.kv_len, req.prefix_len)  # a new one has no `kv_len` yet
         self._prefixes.add(req)
-
-
-class AdmissionCache:
-    """Remembers the first request that did not fit, and the engine's state at that time.
-
-    As long as the state is the same, admission would end at the same request again. Checking that needs no look-up in
-    the tree.
-    """
-
-    def __init__(self, cache: CacheManager):
-        self._cache = cache
-        self._req: Req | None = None
-
-    def note(self, req: Req, state: State, covered: int) -> None:
-        """`req` does not fit. `covered`: tokens of its prefix that other requests have locked anyway, so that they take no
-        extra room."""
-        self._req, self._noted, self._covered = req, state, covered
-
-    def forget(self) -> None:
-        """Something has changed that may let it in."""
-        self._req = None
-
-    def still(self, state: State, running: Sequence[Req], ratio: float) -> bool:
-        """True when the request still cannot fit. A lower ratio gives more room and needs less."""
-        if self._req is None or not running or state != self._noted:
-            return False
-        reserved = sum(self._cache.outstanding_size(req, ratio) for req in running)
-        room = self._cache.obtainable_size() - reserved
-        return self._cache.outstanding_size(self._req, ratio) - self._covered > room

@@ -9,7 +9,7 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.outputs import FinishReason
 from nanoinfer.requests.req import Req
-from nanoinfer.scheduler.admission import Admission, AdmissionCache, PrefillBudget, PrefixLock, Verdict
+from nanoinfer.scheduler.admission import Admission, PrefillBudget, PrefixLock, Verdict
 from nanoinfer.scheduler.batch import Batch
 from nanoinfer.scheduler.prefetch_gate import PrefetchGate
 from nanoinfer.scheduler.retraction import NewTokenRatio, first_to_retract
@@ -46,7 +46,6 @@ class Scheduler:
         self.retractions = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0  # since the start
         self.drafted_tokens = self.accepted_tokens = 0  # likewise; 0 without a drafter (speculative/scheduler.py)
         self._budget = PrefillBudget(config.chunked_prefill_size, cache.page_size)
-        self._ended = 0
         self.prefetch_gate = PrefetchGate(adapters)
         self.clear()
 
@@ -59,7 +58,6 @@ class Scheduler:
         self.planned: list[Req] = []  # the requests of the pass being planned or run; they end if it fails
         self.fetch_failure: BaseException | None = None  # why an adapter that `planned` need could not be fetched
         self.passes_left = 0  # of a group of decode passes; always 0 unless num_scheduler_steps > 1 (multi_step.py)
-        self._admission_cache = AdmissionCache(self.cache)
 
     def add(self, req: Req) -> None:
         """Queue a request. The caller has checked that it fits the context and the pool."""
@@ -133,7 +131,6 @@ class Scheduler:
             self.output_tokens += req.num_tokens - before  # none if there was no token to choose
             if req.finished:
                 req.finish_time = now
-                self._ended += 1
                 self.cache.release(req)
 
     def end(self, reqs: Sequence[Req], reason: FinishReason, error: BaseException | None = None) -> None:
@@ -144,7 +141,6 @@ class Scheduler:
         for req in reqs:
             if req.finished:
                 continue
-            self._ended += 1
             self._take_back(req)
             req.finish_time = self._clock()
             req.end(reason, error)
@@ -157,14 +153,12 @@ class Scheduler:
         if req not in self.paused:
             self._take_back(req)
             self.paused.add(req)
-            self._admission_cache.forget()
 
     def resume(self, req: Req) -> None:
         """Queue a paused request again: in front of the others if it had been admitted before, else behind them."""
         if req in self.paused:
             self.paused.remove(req)
             (self.waiting.put_back if req.num_admissions else self.waiting.add)(req)
-            self._admission_cache.forget()
 
     # --- EXTEND: which request continues, which are admitted ---------------------------------------------------------
 
@@ -184,14 +178,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take requests off the queue as long as they fit (the class says when they do)."""
-        ratio = self.new_token_ratio.value
-        # An optimisation that you can skip at first: `_admission_cache` knows what cannot fit while this stays the same.
-        state = self.waiting.arrivals, self._ended, self.cache.radix_cache.insertions
-        if not self.waiting or (
-            not self.prefetch_gate.fetching and self._admission_cache.still(state, self.running, ratio)
-        ):
+        if not self.waiting:
             return
-        self._admission_cache.forget()
+        ratio = self.new_token_ratio.value
         admission = Admission(self.config, self.cache, self._budget, ratio, self.running, self.planned)
         if not admission.open:
             return
@@ -206,8 +195,6 @@ class Scheduler:
                     self._take(req)
                     self.prefetch_gate.use(req)
                     admission.add(req)
-                elif verdict is Verdict.NO_ROOM and not self.planned:
-                    self._admission_cache.note(req, state, req.prefix_len - prefix.newly_locked)
             if verdict is Verdict.WAIT_FOR_PREFIX and not self.waiting.in_order:
                 continue  # requests behind it may go first
             if verdict is not Verdict.ADMIT or not admission.open:
@@ -251,7 +238,6 @@ class Scheduler:
         req.num_retractions += 1
         self.retractions += 1
         self.waiting.put_back(req)
-        self._admission_cache.forget()
 
     def _take_back(self, req: Req) -> None:
         """Remove a request from the queue, from the paused ones, or from the running ones with its row and slots."""

@@ -69,11 +69,6 @@ class WaitingQueue:
         if not req.num_admissions:
             self.left += 1
 
-    def discard(self, req: Req) -> None:
-        """Forget a request that has just arrived, if it is here."""
-        if req in self._reqs:
-            self.remove(req)
-
     def goes_first(self, req: Req) -> bool:
         """True when no other request may be admitted before `req`, which is the first in the queue."""
         return bool(req.num_admissions) or self.left >= req.ticket + self._max_overtakes

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
+from nanoinfer.requests.pieces import PieceReader
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.scheduler.multi_step import DecodeGroup
 from nanoinfer.scheduler.scheduler import Scheduler
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, make_engine, model_of, step

@@ -8,8 +8,8 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.outputs import RequestOutput, StreamPiece
+from nanoinfer.requests.pieces import PieceReader
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.request_group import PieceReader
 
 PROMPT = "Once upon a time, there was a little fox"
 PARAMS = {

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
+from nanoinfer.requests.pieces import PieceReader
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
 from tests.helpers.engines import LetterTokenizer, finish, greedy, serve
 from tests.helpers.engines import make_engine as make_engine_with

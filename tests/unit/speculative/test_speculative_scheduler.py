@@ -9,8 +9,8 @@ import torch
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.registry import DRAFTERS
+from nanoinfer.requests.pieces import PieceReader
 from nanoinfer.requests.req import Req
-from nanoinfer.requests.request_group import PieceReader
 from nanoinfer.sampling.sampler import Sampler
 from tests.helpers.engines import Clock, V, assert_all_free, finish, greedy, make_engine, serve, step
 
