@@ -54,8 +54,8 @@ def test_and_first_tokens_come_sooner_than_with_any_of_them(chatted: dict[str, F
 def test_a_burst_of_one_new_prefix_stays_together() -> None:
     cured = burst(router())
     assert times_computed(cured) == 1
-    herd = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
-    assert times_computed(herd) == 4
+    without_memory = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
+    assert times_computed(without_memory) == 4
     assert times_computed(burst(POLICIES["least loaded"])) == 4
 
 
