@@ -60,7 +60,7 @@ class ReplicaQueue:
         """What others have sent, as the replica says."""
         self._others, self._counts_until = load, now + self._report_s
 
-    def seconds_ahead(self, output_tokens: float, now: float) -> float:
+    def queued_seconds(self, output_tokens: float, now: float) -> float:
         """By how much the work that is there delays a new request, until its last of so many output tokens."""
         rows, running = float(len(self._waiting) + len(self._running)), float(len(self._running))
         seconds, passes, context = self._seconds, float(self._passes), float(self._context)

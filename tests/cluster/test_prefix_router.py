@@ -85,7 +85,7 @@ def test_what_was_sent_and_failed_is_not_expected_any_more() -> None:
     policy.note_end("first")
     assert len(policy.pending) == 0
     assert policy.pending.sets.masks == {}
-    assert policy.seconds_ahead(first) == 0
+    assert policy.queued_seconds(first) == 0
 
 
 def test_what_was_sent_is_believed_in_for_a_while_only() -> None:
@@ -114,7 +114,7 @@ def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(lim
 
     class Watched(PrefixRouter):
         def choose(self, request: RoutedRequest) -> str:
-            ahead = {name: self.seconds_ahead(name, request.max_new_tokens) for name in self.replicas}
+            ahead = {name: self.queued_seconds(name, request.max_new_tokens) for name in self.replicas}
             self._output_tokens = float(request.max_new_tokens)
             replica = super().choose(request)
             chosen.append(ahead[replica] - min(ahead.values()))
@@ -144,13 +144,13 @@ def test_work_of_others_counts_until_the_report_is_old() -> None:
     for name in "ab":
         policy.add_replica(name)
     policy.note_load("a", ReplicaLoad(3, 3000, 5))
-    assert policy.seconds_ahead("a") > 3
+    assert policy.queued_seconds("a") > 3
     assert {policy.choose(request(f"{i}", tokens_of(i, 100))) for i in range(5)} == {"b"}
-    own = policy.seconds_ahead("b")
+    own = policy.queued_seconds("b")
     policy.note_load("b", ReplicaLoad(0, 0, 0))  # others have sent nothing there
-    assert policy.seconds_ahead("b") == own
+    assert policy.queued_seconds("b") == own
     now[0] = 6.0
-    assert policy.seconds_ahead("a") == 0
+    assert policy.queued_seconds("a") == 0
 
 
 # --- replicas that come and go ---------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_what_is_fetched_is_work_too() -> None:
     for media in ({}, {CPU: 10}, {GPU: 9}):
         policy = router_of(a=media)
         choose(policy)
-        ahead[str(media)] = policy.seconds_ahead("a", 1.0)
+        ahead[str(media)] = policy.queued_seconds("a", 1.0)
     nothing, half, nearly_all = ahead.values()
     assert nearly_all < half < nothing
 
