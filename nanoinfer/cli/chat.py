@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.generate import note, read_text
 from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
-from nanoinfer.cli.terminal import filled, one_line, room, styled, table
+from nanoinfer.cli.terminal import filled, one_line, styled, table, terminal_width
 from nanoinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         except (ValueError, OSError, RuntimeError) as error:  # the conversation is as it was before this turn
             if not in_terminal:
                 raise
-            print(styled(filled(f"[{one_line(error)}]", room()), "red"))
+            print(styled(filled(f"[{one_line(error)}]", terminal_width()), "red"))
 
 
 class Chat:
@@ -98,7 +98,7 @@ class Chat:
         does = {
             "/help": lambda: print(table(["", ""], COMMANDS.items(), left=(0, 1))),
             "/reset": self.reset,
-            "/system": lambda: self.set_system(argument) if argument else print(filled(self._system, room())),
+            "/system": lambda: self.set_system(argument) if argument else print(filled(self._system, terminal_width())),
             "/adapter": lambda: self.set_adapter(argument) if argument else self.show_adapters(),
             "/stats": self.show_stats,
             "/save": lambda: self.save(argument),
@@ -147,7 +147,7 @@ class Chat:
         about = note(last.prompt_tokens, last.cached_tokens, last.finish_reason) + ", stopped" * stopped
         if (left := self.limit - self._used) < self.params.max_new_tokens:  # the next answer may have to be shorter
             about += f"; {left} of {self.limit} tokens left"
-        print(styled(filled(f"[{about}]", room()), "cyan"))
+        print(styled(filled(f"[{about}]", terminal_width()), "cyan"))
 
     def reset(self) -> None:
         """Forget all messages except the system message."""
@@ -174,7 +174,8 @@ class Chat:
     def show_adapters(self) -> None:
         """Print the names of adapters, with a star at the one that answers."""
         names = ["base", *self.llm.adapters, *(self._bundled() if self.llm.model.name == "story" else ())]
-        print(filled(", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names), room()))
+        shown = ", ".join(f"{each} *" if each == (self.adapter or "base") else each for each in names)
+        print(filled(shown, terminal_width()))
 
     def show_stats(self) -> None:
         """Print how many tokens the conversation uses, and the engine's numbers."""

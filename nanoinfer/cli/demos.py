@@ -7,7 +7,7 @@ import numpy as np
 
 from nanoinfer.cache.indices import consecutive_runs
 from nanoinfer.cli.options import load
-from nanoinfer.cli.terminal import filled, room, shortened, styled, table
+from nanoinfer.cli.terminal import filled, shortened, styled, table, terminal_width
 from nanoinfer.engine.engine import Engine
 from nanoinfer.llm import make_engine
 from nanoinfer.model.lora.peft_files import BUNDLED_ADAPTERS
@@ -60,7 +60,12 @@ def prefix(args: argparse.Namespace) -> None:
     kv_bytes = llm.model.config.kv_bytes_per_token(llm.model.dtype)
     title(f"Model {llm.model.name}: {llm.config.max_total_tokens:,} slots for K/V, {kv_bytes:,} bytes each.")
     about = f"{len(prompts)} requests begin with the same text and then branch. They are served one after another:"
-    print(filled(about, room()) + "\n\n" + styled(filled(shortened(OPENING, 160), room()), "dim") + "\n")
+    print(
+        filled(about, terminal_width())
+        + "\n\n"
+        + styled(filled(shortened(OPENING, 160), terminal_width()), "dim")
+        + "\n"
+    )
     rows = [
         (
             *(i, output.prompt_tokens, styled(output.cached_tokens, "green")),
@@ -93,7 +98,7 @@ def adapters(args: argparse.Namespace) -> None:
     prompts = [FOX + ending for ending in ENDINGS for _ in names]
     of_each = names * len(ENDINGS)
     title(f"{len(prompts)} requests in one batch, with {len(names)} styles. All begin with the same words:")
-    print("\n" + styled(filled(FOX, room()), "dim") + "\n")
+    print("\n" + styled(filled(FOX, terminal_width()), "dim") + "\n")
     llm.engine.flush_cache()
     params = SamplingParams(max_new_tokens=72, temperature=0.0, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False, adapter=of_each)
@@ -122,7 +127,7 @@ def sessions(args: argparse.Namespace) -> None:
 
 def title(text: str) -> None:
     """Print a line in bold."""
-    print(styled("\n" * text.startswith("\n") + filled(text.lstrip(), room()), "bold"))
+    print(styled("\n" * text.startswith("\n") + filled(text.lstrip(), terminal_width()), "bold"))
 
 
 def _first_token_times(engine: Engine, prompts: list[list[int]]) -> list[float]:
@@ -152,7 +157,7 @@ def ranges(slots: np.ndarray) -> str:
 def tree_lines(engine: Engine, tokenizer: Tokenizer) -> str:
     """One line per node: its place, size and slots, and the beginning and the end of its text. If adapters are loaded, a
     line before each beginning says whose it is."""
-    lines, limit = [], room()
+    lines, limit = [], terminal_width()
     names = {adapter.id: name for name, adapter in engine.adapters.items()}
     for depth, node in engine.radix_cache.nodes():
         if depth == 1 and names:

@@ -9,7 +9,7 @@ from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.ascend.manual_decode import Step, multi_step_decode
 from nanoinfer.cli.demos import ranges, title
 from nanoinfer.cli.options import load
-from nanoinfer.cli.terminal import filled, room, styled, table
+from nanoinfer.cli.terminal import filled, styled, table, terminal_width
 from nanoinfer.sampling_params import SamplingParams
 
 PROMPTS = ("Once upon a time, there was a little fox.", "One day, a bear", "Ruby and Oscar went to the river.")
@@ -33,7 +33,7 @@ def paged(args: argparse.Namespace) -> int:
     expected = [output.token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
     tokens = torch.cat([step.sampled_token_ids for step in steps], dim=1).tolist()
 
-    limit = room()
+    limit = terminal_width()
     title(f"Model {llm.model.name}: {blocks} blocks of {block_size} slots, 3 requests and 1 row of padding.")
     formula = f"slot block_table[n // {block_size}] * {block_size} + n % {block_size}"
     print(filled(f"The token at index n of a request is in {formula}.", limit))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nanoinfer.cli.demos import OPENING, ROUNDS, title
 from nanoinfer.cli.options import llm_options
-from nanoinfer.cli.terminal import filled, room, shortened, styled, table
+from nanoinfer.cli.terminal import filled, shortened, styled, table, terminal_width
 
 QUESTIONS = (f"Continue this story. {OPENING}", "What did they do next?", "Who helped them?", "How does it end?")
 BEFORE = 3  # questions that are answered before the process ends
@@ -32,7 +32,7 @@ def restart(args: argparse.Namespace) -> int:
         left = [path.stat().st_size for path in Path(folder).rglob("*.safetensors")]
         ways = {"with its files": {**options, "cache_dir": folder}, "without": without}
         runs = {name: _in_a_process(model, given, messages, QUESTIONS[BEFORE:], ROUNDS) for name, given in ways.items()}
-    limit = room()
+    limit = terminal_width()
     title(f"Model {first['model']}: a chat of {len(QUESTIONS)} turns in two processes")
     turns = [(number, "first", turn) for number, turn in enumerate(first["turns"], start=1)]
     turns += [(BEFORE + 1, f"new, {name}", run["turns"][0]) for name, run in runs.items()]

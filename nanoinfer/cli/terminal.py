@@ -28,7 +28,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def room() -> int | None:
+def terminal_width() -> int | None:
     """Columns of the terminal that standard output goes to, or the number in COLUMNS; None for files and pipes."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
@@ -54,7 +54,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Sequence[
         grid.add_column(name, justify="left" if i in left else "right", overflow="fold")
     for row in rows:
         grid.add_row(*(Text.from_ansi(str(cell)) for cell in row))
-    console = Console(width=room() or 10_000, highlight=False)
+    console = Console(width=terminal_width() or 10_000, highlight=False)
     with console.capture() as captured:
         console.print(grid)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

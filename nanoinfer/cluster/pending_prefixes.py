@@ -16,8 +16,8 @@ class Pending(NamedTuple):
 
 
 class PendingPrefixes:
-    """Cures the herd. In a burst of requests with one new prefix, a router that waits for events sends each of them to
-    another replica, and all of these compute the prefix. This remembers where the first one went.
+    """Cures the thundering herd. In a burst of requests with one new prefix, a router that waits for events sends each of
+    them to another replica, and all of these compute the prefix. This remembers where the first one went.
 
     `sets`: the blocks that at least one request brings, in the form of the index's.
     """

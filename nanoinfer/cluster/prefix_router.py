@@ -24,7 +24,7 @@ Matched = Sequence[tuple[int, int]]  # what matched_blocks finds
 class PrefixRouter(Policy):
     """For each replica it adds up, in seconds,
 
-        the work that is ahead there  +  2 ×  the prefill of what is not cached there
+        the work that is queued there  +  2 ×  the prefill of what is not cached there
 
     and takes the least. What is cached is what events say (BlockIndex), and what this router has just sent there
     (PendingPrefixes). A block that is not on a replica's device, but in its host memory or files, counts half, because
@@ -35,7 +35,7 @@ class PrefixRouter(Policy):
     - `costs`: of the replicas' passes (`calibrate` measures them). `chunk_tokens`: their `chunked_prefill_size`.
     - `block_size`: `event_block_size` of their feeds. `max_blocks`: how many blocks per replica the index keeps.
     - `max_running_requests`: of a replica, as in EngineConfig; None: as many as are sent.
-    - `max_imbalance_s`: a replica with so many seconds of work more ahead than the least loaded one gets nothing, whatever
+    - `max_imbalance_s`: a replica with so many more seconds of queued work than the least loaded one gets nothing, whatever
       it has cached. It should be above the prefill of the longest prefix that requests share.
     - `pending_s`: for how long a prefix that was sent is believed to be there without a first token; `linger_s`: for how
       long after it without an event.
@@ -111,12 +111,12 @@ class PrefixRouter(Policy):
         if output_tokens is not None:
             self._output_tokens += (output_tokens - self._output_tokens) / OUTPUT_MEMORY
 
-    def seconds_ahead(self, replica: str, output_tokens: float | None = None) -> float:
+    def queued_seconds(self, replica: str, output_tokens: float | None = None) -> float:
         """By how many seconds the work at `replica` would delay a request with so many output tokens; None: as many as
         requests have had so far."""
         self._check_replica(replica)
         tokens = self._output_tokens if output_tokens is None else output_tokens
-        return self._queues[replica].seconds_ahead(tokens, self._clock())
+        return self._queues[replica].queued_seconds(tokens, self._clock())
 
     # --- how it chooses --------------------------------------------------------------------------------------------
 
@@ -131,14 +131,14 @@ class PrefixRouter(Policy):
         expected = matched_blocks(hashes, self.index.sets, self.pending.sets)
         reached = matched_blocks(hashes, self.index.sets, self.pending.sets, self.index.below)
         output_tokens = min(request.max_new_tokens, self._output_tokens)
-        ahead = {name: queue.seconds_ahead(output_tokens, now) for name, queue in self._queues.items()}
-        most_ahead = min(ahead.values()) + self._max_imbalance_s
+        queued = {name: queue.queued_seconds(output_tokens, now) for name, queue in self._queues.items()}
+        most_queued = min(queued.values()) + self._max_imbalance_s
         works = {}
-        for name in [name for name, seconds in ahead.items() if seconds <= most_ahead]:
+        for name in [name for name, seconds in queued.items() if seconds <= most_queued]:
             there, below = (_blocks_at(self._bits[name], matched) for matched in (expected, reached))
             works[name] = self._work(num_tokens, int(size * (there + FETCHED * (below - there))))
 
-        costs = {name: ahead[name] + PREFILL_WEIGHT * work.seconds for name, work in works.items()}
+        costs = {name: queued[name] + PREFILL_WEIGHT * work.seconds for name, work in works.items()}
         limit = min(costs.values()) + TIE * self._costs.prefill_seconds(num_tokens)
         equal = [name for name, cost in costs.items() if cost <= limit]
         least = min(works[name].seconds for name in equal)

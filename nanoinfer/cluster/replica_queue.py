@@ -52,7 +52,7 @@ class ReplicaQueue:
         else:
             self._context -= self._stop_waiting(request_id, now).tokens
 
-    def seconds_ahead(self, output_tokens: float, now: float) -> float:
+    def queued_seconds(self, output_tokens: float, now: float) -> float:
         """By how much the work that is there delays a new request, until its last of so many output tokens."""
         seconds = self._seconds
         if self._waiting:  # the first one is being computed

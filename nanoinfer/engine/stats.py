@@ -57,9 +57,9 @@ class EngineStats(Mapping[str, Any]):
       (pieces that the writer had no room for).
     - `new_token_ratio` now: for what share of future tokens admission reserves slots (see retraction.py).
     - What computes the passes: `kernels` and `attention_backend`; and why nothing faster does: `kernels_reason` and
-      `attention_reason` ("" if they are the fastest). `capture`: whether decode passes are captured, and if not, why.
-      `quantization`: the kind of linear weights, "" for the checkpoint's own; and why plain torch multiplies by them, if it
-      does: `quantization_reason`.
+      `attention_reason` ("" if they are the fastest). `capture`: whether the graph runner replays decode passes, and if not
+      why. `quantization`: the kind of linear weights, "" for the checkpoint's own; and why plain torch multiplies by them,
+      if it does: `quantization_reason`.
     - Adapters: `loaded_adapters` and, of these, `adapters_on_device` now; `adapter_fetches` since the start (each brings
       one from host memory to the device).
     - Over the last 256 steps (passes): `tokens_per_second` (output tokens per second spent in steps); the means
@@ -167,7 +167,7 @@ def selections(runner: ModelRunner) -> tuple[Selection, Selection]:
 
 
 def captured(runner: ModelRunner) -> str:
-    """Whether decode passes are captured: "yes", perhaps with a note, or "no" and why."""
+    """Whether the graph runner replays decode passes: "yes", perhaps with a note, or "no" and why."""
     if runner.captured is None:
         return "no (capture=False)"
     answer, said = ("no", runner.captured.reason) if runner.captured.reason else ("yes", runner.captured.note)

@@ -205,7 +205,7 @@ class GraphRunner:
 
     def forward(self, batch: ForwardBatch) -> LogitsOutput | None:
         """Compute a DECODE: logits [B, V], or with `only_likeliest` perhaps their Likeliest alone. None if it cannot be
-        captured, or while modules have forward hooks. The next captured pass overwrites the result."""
+        captured, or while modules have forward hooks. The next replay overwrites the result."""
         if self._source.exchanged():
             self._start_over()
         shape = None if self.reason or self._source.hooked() else self._shape(batch)

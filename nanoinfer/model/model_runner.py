@@ -48,7 +48,7 @@ class ModelRunner(EagerRunner):
     def forward_batch(self, batch: ForwardBatch) -> LogitsOutput:
         """Compute what the scheduler has planned: logits `[B, V]`, for a VERIFY `[T, V]`, and what else `batch` asks for.
 
-        A captured pass may find `likeliest` only, if `batch.only_likeliest`. The next captured pass overwrites its result.
+        A captured graph may find `likeliest` only, if `batch.only_likeliest`. The next one overwrites its result.
         """
         if batch.forward_mode is ForwardMode.VERIFY:
             batch = expand_verify(batch)

@@ -14,7 +14,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, check_extra_key, got
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
-from nanoinfer.requests.tool_calls import CallParser, opens_thought
+from nanoinfer.requests.tool_calls import HERMES, CallParser, format_of, opens_thought
 from nanoinfer.sampling_params import Default, SamplingParams
 
 
@@ -171,7 +171,7 @@ class RequestBuilder:
                     params.skip_special_tokens,
                     params.include_stop_str_in_output,
                     self.tokenizer.special_ids if params.ignore_eos else self.special_ids,
-                    CallParser(opens_thought(self.tokenizer, prompt_ids)) if one_call else None,
+                    self._call_parser(prompt_ids) if one_call else None,
                 )
             if i == 1:
                 # The first completion computes them for all.
@@ -179,6 +179,9 @@ class RequestBuilder:
             own_seed = derived_seed(seed, i)
             reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))
         return reqs
+
+    def _call_parser(self, prompt_ids: np.ndarray) -> CallParser:
+        return CallParser(opens_thought(self.tokenizer, prompt_ids), format_of(self.tokenizer) or HERMES)
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)

@@ -1,26 +1,95 @@
-"""CallParser: the tool calls in what a model writes whose chat template is in the style of Qwen and Hermes:
+"""Tool calls in what a model writes: CallFormat, how it writes them, and CallParser, which finds them.
 
-<tool_call>
-{"name": "weather", "arguments": {"city": "Oslo"}}
-</tool_call>
+To add a format: a line in CALL_FORMATS; a subclass where more than the tags differs. The first whose `is_in` holds for the
+model's chat template is used, by the server, the grammars that demand calls, and requests that end with one.
 """
 
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 THINK, END_THINK = "<think>", "</think>"
-TAGS = (BEGIN, END, THINK, END_THINK)
-_TAG = re.compile("|".join(TAGS))
-_BEHIND_CALL = re.compile(rf"(?:\s|{END})*")
 _MEMBER = re.compile(r"\s*[{,]\s*")
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 _CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """Calls as JSON objects between two tags."""
+
+    begin: str
+    end: str
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags that have a meaning in a text with calls."""
+        return self.begin, self.end, THINK, END_THINK
+
+    def is_in(self, template: str) -> bool:
+        """Whether a chat template has tools, and writes calls in this format."""
+        text = template.replace('\\"', '"')
+        return all(part in text for part in ("tools", self.begin, '"arguments"')) and "<function=" not in text
+
+    def lark_rules(self, names: Sequence[str], parallel: bool) -> list[str]:
+        """A Lark grammar for calls of these functions, or for one of them; `@a0`, `@a1` and so on are their arguments."""
+        begin, end = json.dumps(f"{self.begin}\n"), json.dumps(f"\n{self.end}")  # quoted as in a Lark grammar
+        before = [json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ') for name in names]
+        return [
+            'start: call ("\\n" call)*' if parallel else "start: call",
+            f"call: {begin} ({' | '.join(f'f{i}' for i in range(len(names)))}) {end}",
+            *(f'f{i}: {text} @a{i} "}}"' for i, text in enumerate(before)),
+        ]
+
+    def call_of(self, text: str, index: int) -> tuple[dict[str, Any] | None, int]:
+        """The call that `text`, which follows `begin`, begins with, as a part of a message, and where it ends. None and 0
+        if there is none; None and -1 if there is none yet: its JSON is not whole, and no closing tag comes behind what is
+        wrong with it.
+
+        A call has a name, and arguments that are an object, or the text of one, which clients can read again (neither NaN
+        nor half a surrogate pair). They are handed on as they are written, so no number is rounded.
+        """
+        begin = len(text) - len(text.lstrip())
+        try:
+            call, end = _DECODER.raw_decode(text, begin)
+        except json.JSONDecodeError as error:
+            return None, -1 if error.msg.startswith("Unterminated string") or self.end not in text[error.pos :] else 0
+        except (ValueError, RecursionError):
+            return None, 0
+        try:
+            if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
+                return None, 0
+            key = "arguments" if "arguments" in call else "parameters"
+            arguments, written = call.get(key), _member(text[begin:end], key)
+            if isinstance(arguments, str):
+                written = arguments or "{}"
+                arguments = _DECODER.decode(written)
+            if arguments is None:
+                arguments, written = {}, "{}"
+            if not isinstance(arguments, dict):
+                return None, 0
+            json.dumps([name, arguments], ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return None, 0
+        function = {"name": name, "arguments": _STRING.sub(_escaped, written)}
+        return {"index": index, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}, end
+
+
+HERMES = CallFormat("<tool_call>", "</tool_call>")  # of Hermes and Qwen; where the template says nothing, too
+CALL_FORMATS = [HERMES]
+
+
+def format_of(tokenizer: Any) -> CallFormat | None:
+    """The format of a model's calls, by its chat template; None if it is not known."""
+    template = getattr(getattr(tokenizer, "hf_tokenizer", None), "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return next((each for each in CALL_FORMATS if each.is_in(str(template))), None)
 
 
 class CallParser:
@@ -30,9 +99,11 @@ class CallParser:
     prompt has opened a `<think>`. The closing tag may be missing. It and the white space behind a call belong to no text.
     """
 
-    def __init__(self, is_thinking: bool = False):
+    def __init__(self, is_thinking: bool = False, call_format: CallFormat = HERMES):
         self.calls = 0
         self.held = ""
+        self._format, self._tag = call_format, re.compile("|".join(map(re.escape, call_format.tags)))
+        self._behind_call = re.compile(rf"(?:\s|{re.escape(call_format.end)})*")
         self._place = "thought" if is_thinking else "text"  # or "call", or "behind" one
 
     def read(self, text: str, last: bool = False) -> Iterator[str | dict[str, Any]]:
@@ -44,7 +115,7 @@ class CallParser:
                 may_come = not last and self.held.lstrip()[:1] in ("", "{")
                 if may_come and not self._may_be_whole(text):
                     return
-                call, end = call_of(self.held, self.calls)
+                call, end = self._format.call_of(self.held, self.calls)
                 if call is not None:
                     self.held, self._place, self.calls = self.held[end:], "behind", self.calls + 1
                     yield call
@@ -52,21 +123,21 @@ class CallParser:
                     return
                 else:
                     self._place = "text"
-                    yield BEGIN
+                    yield self._format.begin
             elif self._place == "behind":
-                self.held = _BEHIND_CALL.sub("", self.held, count=1)
-                if END.startswith(self.held):
+                self.held = self._behind_call.sub("", self.held, count=1)
+                if self._format.end.startswith(self.held):
                     self.held = "" if last else self.held
                     return
                 self._place = "text"
-            elif (tag := _TAG.search(self.held)) is None:
-                keep = 0 if last else max(overlap(self.held, each) for each in TAGS)
+            elif (tag := self._tag.search(self.held)) is None:
+                keep = 0 if last else max(overlap(self.held, each) for each in self._format.tags)
                 certain, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
                 yield certain
                 return
             else:
                 before, self.held = self.held[: tag.start()], self.held[tag.end() :]
-                if tag[0] == BEGIN and self._place == "text":
+                if tag[0] == self._format.begin and self._place == "text":
                     self._place = "call"
                     yield before
                 else:
@@ -75,41 +146,8 @@ class CallParser:
 
     def _may_be_whole(self, text: str) -> bool:
         """Whether it is worth the time to read `held`, which ends with the piece `text`: a call or a tag may end in it."""
-        to_brace = self.held[: self.held.rfind("}") + 1]
-        return ("}" in text and to_brace.count("{") <= to_brace.count("}")) or (">" in text and END in self.held)
-
-
-def call_of(text: str, index: int) -> tuple[dict[str, Any] | None, int]:
-    """The call that `text` begins with, as a part of a message, and where it ends. None and 0 if there is none; None and -1
-    if there is none yet: its JSON is not whole, and no closing tag comes behind what is wrong with it.
-
-    A call has a name, and arguments that are an object, or the text of one, which clients can read again (neither NaN nor
-    half a surrogate pair). They are handed on as they are written, so no number is rounded.
-    """
-    begin = len(text) - len(text.lstrip())
-    try:
-        call, end = _DECODER.raw_decode(text, begin)
-    except json.JSONDecodeError as error:
-        return None, -1 if error.msg.startswith("Unterminated string") or END not in text[error.pos :] else 0
-    except (ValueError, RecursionError):
-        return None, 0
-    try:
-        if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
-            return None, 0
-        key = "arguments" if "arguments" in call else "parameters"
-        arguments, written = call.get(key), _member(text[begin:end], key)
-        if isinstance(arguments, str):
-            written = arguments or "{}"
-            arguments = _DECODER.decode(written)
-        if arguments is None:
-            arguments, written = {}, "{}"
-        if not isinstance(arguments, dict):
-            return None, 0
-        json.dumps([name, arguments], ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None, 0
-    function = {"name": name, "arguments": _STRING.sub(_escaped, written)}
-    return {"index": index, "id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}, end
+        to_brace, end = self.held[: self.held.rfind("}") + 1], self._format.end
+        return ("}" in text and to_brace.count("{") <= to_brace.count("}")) or (end[-1] in text and end in self.held)
 
 
 def opens_thought(tokenizer: Any, prompt_ids: Sequence[int] | np.ndarray) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.tool_calls import CallParser, opens_thought
+from nanoinfer.requests.tool_calls import HERMES, CallParser, format_of, opens_thought
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
 from nanoinfer.server.generation import GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
@@ -22,6 +22,7 @@ class ChatFormatter(ResponseFormatter):
         self._top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._wants_ids, self._prompt_top = bool(body.return_token_ids), body.prompt_logprobs
         self._tools, self._parsers = tools, dict[int, CallParser]()  # by choice
+        self._call_format = format_of(service.tokenizer) or HERMES
         may_think = tools.definitions is not None and tools.must_call is None
         self._is_thinking = may_think and opens_thought(service.tokenizer, request.prompts[0])
         self._begun: set[int] = set()
@@ -61,7 +62,7 @@ class ChatFormatter(ResponseFormatter):
 
     def _read(self, i: int, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
         """What a piece of a choice's text adds: text outside of calls, as the client may see it, and whole calls."""
-        parts = list(self._parsers.setdefault(i, CallParser(self._is_thinking)).read(text, last))
+        parts = list(self._parsers.setdefault(i, CallParser(self._is_thinking, self._call_format)).read(text, last))
         content = "".join(part for part in parts if isinstance(part, str))
         content = content if self._tools.hidden is None else self._tools.hidden.sub("", content)
         return content, [part for part in parts if not isinstance(part, str)]

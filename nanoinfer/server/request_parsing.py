@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.tool_calls import BEGIN, TAGS
+from nanoinfer.requests.tool_calls import CallFormat, format_of
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import as_api_error, bad_request
 from nanoinfer.server.generation import GenerationRequest
@@ -236,14 +236,15 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
         raise bad_request("tool_choice: needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return Tools()
-    if not _knows_format(service):
+    call_format = format_of(service.tokenizer)
+    if call_format is None:
         message = "tools: the format in which this model's chat template writes tool calls is not known"
         raise bad_request(message, "tools", "unsupported_field")
     functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.tools}
     if len(functions) < len(body.tools):  # nobody could tell which is called
         raise bad_request("tools: two functions have the same name", "tools")
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    parallel, hidden = body.parallel_tool_calls is not False, _hidden(service, body)
+    parallel, hidden = body.parallel_tool_calls is not False, _hidden(service, body, call_format)
     if choice in ("auto", "required"):
         return Tools(definitions, functions if choice == "required" else None, parallel=parallel, hidden=hidden)
     for name in functions:
@@ -253,18 +254,9 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
     raise bad_request(f"tool_choice: must be {known}", "tool_choice")
 
 
-def _hidden(service: Service, body: ChatRequest) -> re.Pattern[str] | None:
+def _hidden(service: Service, body: ChatRequest, call_format: CallFormat) -> re.Pattern[str] | None:
     """See Tools."""
     special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))
-    if body.skip_special_tokens is False or not {*special} & {*TAGS}:
+    if body.skip_special_tokens is False or not {*special} & {*call_format.tags}:
         return None
     return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
-
-
-def _knows_format(service: Service) -> bool:
-    """True when the model's chat template has tools, and writes calls in the format of requests/tool_calls.py."""
-    template = service.tokenizer.hf_tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("tool_use") or template.get("default")
-    text = str(template).replace('\\"', '"')
-    return '"arguments"' in text and "<function=" not in text and BEGIN in text and "tools" in text

@@ -1,4 +1,4 @@
-"""LengthController: how many drafts each request gets in the next pass, so that drafting pays or stops."""
+"""LengthController: how many drafts each request gets in the next pass, so that speculation pays or stops."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -111,7 +111,7 @@ def test_the_autoscaler_adds_up_what_replicas_have_recorded() -> None:
         ({"replicas": 0}, "replicas=0"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas=2"),
         ({"silence_s": 0}, "silence_s=0"),
-        ({"patience_s": float("inf")}, "patience_s=inf"),
+        ({"replica_timeout_s": float("inf")}, "replica_timeout_s=inf"),
         ({"policy": "best"}, "policy='best'"),
         ({"policy_options": {"block_size": 32}}, "block_size=32"),
         ({"name": "a/b"}, "name='a/b'"),

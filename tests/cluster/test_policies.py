@@ -66,7 +66,7 @@ def test_a_full_batch_counts_as_waiting() -> None:
     policy.add_replica("a")
     ahead = []
     for i in range(8):
-        ahead.append(policy.seconds_ahead("a", 100))
+        ahead.append(policy.queued_seconds("a", 100))
         policy.choose(request(f"{i}", [1, 2, 3], 100))
         policy.note_first_token(f"{i}")
     steps = np.diff(ahead)
@@ -81,11 +81,11 @@ def test_progress_of_the_first_prompt_counts() -> None:
     policy.add_replica("a")
     policy.choose(request("0", tokens_of(0, 1000), 1))
     policy.choose(request("1", tokens_of(1, 1000), 1))
-    full = policy.seconds_ahead("a")
+    full = policy.queued_seconds("a")
     now[0] = 0.4
-    assert policy.seconds_ahead("a") == pytest.approx(full - 0.4)
+    assert policy.queued_seconds("a") == pytest.approx(full - 0.4)
     now[0] = 9.0  # it takes longer than expected, but the second one has not begun
-    assert policy.seconds_ahead("a") == pytest.approx(full - 1.005)
+    assert policy.queued_seconds("a") == pytest.approx(full - 1.005)
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)

@@ -55,8 +55,8 @@ def test_and_first_tokens_come_sooner_than_with_any_of_them(chatted: dict[str, F
 def test_a_burst_of_one_new_prefix_stays_together() -> None:
     cured = burst(router())
     assert times_computed(cured) == 1
-    herd = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
-    assert times_computed(herd) == 4
+    without_memory = burst(router(pending_s=0.0, linger_s=0.0))  # without the memory of what was sent
+    assert times_computed(without_memory) == 4
     assert times_computed(burst(POLICIES["least loaded"])) == 4
 
 
@@ -86,7 +86,7 @@ def test_what_was_sent_and_failed_is_not_expected_any_more() -> None:
     policy.note_end("first")
     assert len(policy.pending) == 0
     assert policy.pending.sets.masks == {}
-    assert policy.seconds_ahead(first) == 0
+    assert policy.queued_seconds(first) == 0
 
 
 def test_what_was_sent_is_believed_in_for_a_while_only() -> None:
@@ -115,7 +115,7 @@ def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(lim
 
     class Watched(PrefixRouter):
         def choose(self, request: RoutedRequest) -> str:
-            ahead = {name: self.seconds_ahead(name, request.max_new_tokens) for name in self.replicas}
+            ahead = {name: self.queued_seconds(name, request.max_new_tokens) for name in self.replicas}
             self._output_tokens = float(request.max_new_tokens)
             replica = super().choose(request)
             chosen.append(ahead[replica] - min(ahead.values()))
@@ -208,7 +208,7 @@ def test_what_is_fetched_is_work_too() -> None:
     for media in ({}, {CPU: 10}, {GPU: 9}):
         policy = router_of(a=media)
         choose(policy)
-        ahead[str(media)] = policy.seconds_ahead("a", 1.0)
+        ahead[str(media)] = policy.queued_seconds("a", 1.0)
     nothing, half, nearly_all = ahead.values()
     assert nearly_all < half < nothing
 

@@ -79,14 +79,14 @@ def llm() -> LLM:
 Called = tuple[list[StreamPiece], RequestOutput, FakeReplicas]
 
 
-def called(request: Request, spoil: Spoil, most_moves: int = 4, patience_s: float = HANG_S) -> Called:
+def called(request: Request, spoil: Spoil, most_moves: int = 4, replica_timeout_s: float = HANG_S) -> Called:
     """Bring a request to its end; the error that it ends with is raised."""
 
     async def call_and_read() -> Called:
         async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
             replicas = FakeReplicas(engine, spoil)
             delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(7, request, "ingress", replicas, delivery, (HANG_S, patience_s, most_moves))
+            call = RemoteCall(7, request, "ingress", replicas, delivery, (HANG_S, replica_timeout_s, most_moves))
             task = asyncio.create_task(call.run())
             await call.accepted
             stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
@@ -251,7 +251,7 @@ def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
                 if not replicas.calls:
                     replicas.calls.append(asked)
                     return Silence()
-                call._silence_s = call._patience_s = HANG_S  # the others may take their time
+                call._silence_s = call._replica_timeout_s = HANG_S  # the others may take their time
                 return first(asked)
 
             replicas.generate = generate  # type: ignore[method-assign]

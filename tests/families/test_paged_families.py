@@ -106,16 +106,16 @@ OF_FAMILIES: Asked = [(prompt, {**fields, "ignore_eos": i % 2 == 0}) for i, (pro
 def check_with_and_without(path: Path, draft: Path, options: dict[str, Any]) -> None:
     common = {"max_total_tokens": 512, "max_running_requests": 8, "random_seed": 0, **options}
     plain = LLM(path, **common)
-    drafting = LLM(path, drafter=("ngram", "model"), draft_model=draft, adaptive_drafts=False, **common)
-    outputs = serve(drafting, OF_FAMILIES)
+    speculative = LLM(path, drafter=("ngram", "model"), draft_model=draft, adaptive_drafts=False, **common)
+    outputs = serve(speculative, OF_FAMILIES)
     wanted = serve(plain, OF_FAMILIES)
-    check_same(drafting, outputs, wanted)
+    check_same(speculative, outputs, wanted)
     params = [SamplingParams(**{"max_new_tokens": 16, **fields}) for _, fields in OF_FAMILIES]
-    together = drafting.generate([prompt for prompt, _ in OF_FAMILIES], params, use_tqdm=False)
-    check_same(drafting, together, wanted)  # in the order of the prompts, whichever ends first
-    stats = drafting.engine.stats()
+    together = speculative.generate([prompt for prompt, _ in OF_FAMILIES], params, use_tqdm=False)
+    check_same(speculative, together, wanted)  # in the order of the prompts, whichever ends first
+    stats = speculative.engine.stats()
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
-    assert_all_free(drafting.engine)
+    assert_all_free(speculative.engine)
 
 
 @pytest.mark.slow
@@ -159,9 +159,9 @@ def test_adapters_give_the_same_tokens_with_drafts_of_the_base_model(checkpoint:
     ]
     common: dict[str, Any] = {"max_total_tokens": 1024, "max_running_requests": 8, "adapters": adapters}
     plain = LLM(path, **common)
-    drafting = LLM(path, drafter=("tree", "model"), draft_model=path, adaptive_drafts=False, **common)
-    first, again, wanted = serve(drafting, asked), serve(drafting, asked), serve(plain, asked)
-    check_same(drafting, first, wanted)
-    check_same(drafting, again, wanted)
+    speculative = LLM(path, drafter=("tree", "model"), draft_model=path, adaptive_drafts=False, **common)
+    first, again, wanted = serve(speculative, asked), serve(speculative, asked), serve(plain, asked)
+    check_same(speculative, first, wanted)
+    check_same(speculative, again, wanted)
     assert first[0].token_ids != first[1].token_ids != first[2].token_ids, "adapters change tokens"
     assert sum(output.accepted_tokens for output in again) > sum(output.accepted_tokens for output in first)

@@ -18,44 +18,44 @@ from tests.helpers.waiting import run as run
 T = TypeVar("T")
 
 
-class Gate:
+class PassBarrier:
     """A model that waits before each pass until it is let through, so that tests decide what happens in between.
 
-    `arrivals` counts the passes that have come to the gate, `passes` those that went through.
+    `arrivals` counts the passes that have come to the barrier, `passes` those that went through.
     """
 
     def __init__(self, model: Any, open_at_once: bool = True):
         self.model, self.passes, self.arrivals = model, 0, 0
-        self._turns, self._is_open = threading.Semaphore(0), open_at_once
+        self._permits, self._is_open = threading.Semaphore(0), open_at_once
         self.error: BaseException | None = None
         self.error_at = 0
 
     def let_one_through(self) -> None:
-        self._turns.release()
+        self._permits.release()
 
     def open(self) -> None:
         """Let all passes through from now on, also the one that waits."""
         self._is_open = True
-        self._turns.release()
+        self._permits.release()
 
     def close(self) -> None:
-        """Of a gate that has been open from the beginning."""
+        """Of one that has been open from the beginning."""
         self._is_open = False
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, input_metadata: InputMetadata) -> LogitsOutput:
         self.arrivals += 1
-        assert self._is_open or self._turns.acquire(timeout=HANG_S), "this pass is not let through"
+        assert self._is_open or self._permits.acquire(timeout=HANG_S), "this pass is not let through"
         self.passes += 1
         if self.error is not None and self.passes == self.error_at:
             raise self.error
         return self.model(input_ids, positions, input_metadata)
 
 
-def gated(open_at_once: bool = True, **options: Any) -> tuple[Engine, Gate]:
+def with_barrier(open_at_once: bool = True, **options: Any) -> tuple[Engine, PassBarrier]:
     engine = make_engine(**options)
-    gate = Gate(engine.model_runner.model, open_at_once)
-    engine.model_runner.model = gate
-    return engine, gate
+    barrier = PassBarrier(engine.model_runner.model, open_at_once)
+    engine.model_runner.model = barrier
+    return engine, barrier
 
 
 def llm_around(engine: Engine) -> LLM:
@@ -64,31 +64,33 @@ def llm_around(engine: Engine) -> LLM:
     return llm
 
 
-def in_a_pass(llm: LLM, gate: Gate, prompt: list[int], params: SamplingParams) -> Worker:
-    """A thread that calls `generate`, once it waits at the gate in its first pass."""
-    before = gate.arrivals
+def in_a_pass(llm: LLM, barrier: PassBarrier, prompt: list[int], params: SamplingParams) -> Worker:
+    """A thread that calls `generate`, once it waits at the barrier in its first pass."""
+    before = barrier.arrivals
     thread = Worker(llm.generate, prompt, params)
-    until(lambda: gate.arrivals > before, "a pass")
+    until(lambda: barrier.arrivals > before, "a pass")
     return thread
 
 
-def between_passes(engine: Engine, gate: Gate, function: Callable[..., T], *args: Any) -> T:
-    """Call a function that needs a turn, here, while a pass waits at the gate. That pass is let through, and no other."""
+def between_passes(engine: Engine, barrier: PassBarrier, function: Callable[..., T], *args: Any) -> T:
+    """Call a function that needs the engine lock while a pass waits at the barrier. Only that pass is let through."""
 
     def let_through() -> None:
-        until(lambda: someone_waits(engine), "somebody who waits for a turn")
-        gate.let_one_through()
+        until(lambda: someone_waits(engine), "somebody who waits for the engine lock")
+        barrier.let_one_through()
 
-    until(lambda: gate.arrivals > gate.passes, "a pass at the gate")  # else the engine's thread may be who waits
+    until(
+        lambda: barrier.arrivals > barrier.passes, "a pass at the barrier"
+    )  # else the engine's thread may be who waits
     letting = Worker(let_through)
     result = function(*args)
     letting.result()
     return result
 
 
-async def arrival(gate: Gate, number: int) -> None:
-    """Until the engine's thread waits at the gate in its pass of that number."""
-    await until_async(lambda: gate.arrivals >= number, f"pass {number}")
+async def arrival(barrier: PassBarrier, number: int) -> None:
+    """Until the engine's thread waits at the barrier in its pass of that number."""
+    await until_async(lambda: barrier.arrivals >= number, f"pass {number}")
 
 
 def following(token: int, count: int) -> list[int]:

@@ -59,7 +59,7 @@ def pieces_of(count: int) -> list[bytes]:
 
 class Ticking:
     """A clock for the loops of `bench serve`. Each look at it takes a millisecond, and who sleeps moves it on: what fits
-    into a window is not up to the machine. `over`: when the loops' patience with answers ends; None: never."""
+    into a window is not up to the machine. `over`: when the loops' waiting for answers ends; None: never."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.now, self.over = 0.0, None

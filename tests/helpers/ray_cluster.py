@@ -15,12 +15,12 @@ from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, prepare_environmen
 from nanoinfer.engine.engine import Engine
 from tests.helpers.waiting import HANG_S, until
 
-PATIENCE = {  # with a machine that others keep busy
+TIMEOUTS = {  # with a machine that others keep busy
     "RAY_memory_monitor_refresh_ms": "0",  # Ray kills workers when little memory is left, whoever has it
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(HANG_S),
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(HANG_S),
 }
-for name, value in PATIENCE.items():
+for name, value in TIMEOUTS.items():
     os.environ.setdefault(name, value)
 prepare_environment()
 WITHOUT_SLOW_IMPORTS = Path(__file__).parent / "without_slow_imports"

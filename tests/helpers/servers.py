@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from nanoinfer import Engine
 from nanoinfer.server import ServerThread, make_app
 from nanoinfer.server.settings import SECONDS
-from tests.helpers.async_engines import Gate, gated
+from tests.helpers.async_engines import PassBarrier, with_barrier
 from tests.helpers.waiting import HANG_S, run, until
 
 BODY = {"model": "nanoinfer", "prompt": "a", "max_tokens": 8, "temperature": 0}
@@ -101,39 +101,39 @@ def running(app: FastAPI, port: int = 0) -> Iterator[Running]:
 
 
 @contextmanager
-def gated_server(
+def server_behind_barrier(
     is_open: bool = False, settings: dict[str, Any] | None = None, **options: Any
-) -> Iterator[tuple[Running, Gate, Engine]]:
+) -> Iterator[tuple[Running, PassBarrier, Engine]]:
     """A server over a model that counts, whose passes the test lets through."""
-    engine, gate = gated(is_open, **options)
+    engine, barrier = with_barrier(is_open, **options)
     with running(patient_app(engine, **(settings or {}))) as server:
         try:
-            yield server, gate, engine
+            yield server, barrier, engine
         finally:
-            gate.open()
+            barrier.open()
 
 
 def in_a_pass(engine: Engine) -> bool:
-    """Whether a pass waits at the gate: until it is let through, the engine's thread does nothing else."""
-    gate = engine.model_runner.model
-    assert isinstance(gate, Gate)
-    return gate.arrivals > gate.passes
+    """Whether a pass waits at the barrier: until it is let through, the engine's thread does nothing else."""
+    barrier = engine.model_runner.model
+    assert isinstance(barrier, PassBarrier)
+    return barrier.arrivals > barrier.passes
 
 
 def queued(engine: Engine, count: int) -> bool:
     return len(engine.open_requests.groups) == count
 
 
-def let_in(server: Running, gate: Gate, engine: Engine, count: int) -> None:
+def let_in(server: Running, barrier: PassBarrier, engine: Engine, count: int) -> None:
     """Let the passes through after which the engine adds requests, until `count` of them are queued and the next pass
     waits: only when one has been posted, for each pass brings those that run nearer to their end."""
     commands = server.service.engine._client.loop._commands
     while not queued(engine, count):
         until(lambda: queued(engine, count) or (in_a_pass(engine) and commands.qsize()))
         if not queued(engine, count):
-            passes = gate.passes
-            gate.let_one_through()
-            until(lambda: gate.passes > passes)  # noqa: B023
+            passes = barrier.passes
+            barrier.let_one_through()
+            until(lambda: barrier.passes > passes)  # noqa: B023
     until(lambda: in_a_pass(engine))
 
 

@@ -125,7 +125,7 @@ MISTAKES = [
     ("9.5", "obtainable_size():\n", "obtainable_size() + 4:\n", "lock first"),
     ("10.1", "free + evictable", "free", "Evictable slots are available too"),
     ("10.1", "[*running, candidate]", "[candidate]", "candidate can't have all"),
-    ("10.1", " - wish.held", "", "don't count them again"),
+    ("10.1", " - request.held", "", "don't count them again"),
     ("10.1", "ceil(ratio", "int(ratio", "rounded up"),
     ("10.2", "list(running), []", "running, []", "You changed `running`"),
     ("10.2", "len(staying) > 1 and ", "", "One request always stays|min\\(\\) "),

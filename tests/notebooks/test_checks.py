@@ -87,7 +87,7 @@ def cases(rows: list[Any]) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _compiled_quickly_and_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _compiled_quickly_and_with_long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler optimises less, nobody compares the inner loop's time, and it may take as long as it needs."""
     monkeypatch.setenv("NANOINFER_CXXFLAGS", "-O1")
     monkeypatch.setattr(nb12_tile, "_slower", lambda *_: 1.0)

@@ -83,7 +83,7 @@ def test_captured_passes_are_captured_again_for_a_larger_rank(checkpoint: Checkp
 
 def test_a_larger_adapter_that_arrives_during_a_pass_makes_no_row_longer_than_its_room() -> None:
     """It comes from another thread, at any moment: here, as soon as the kernel's caller has looked at the size."""
-    rooms: list[tuple[int, ...]] = []
+    widths: list[tuple[int, ...]] = []
     strides: list[int] = []
 
     class Growing(low_rank.CppLowRank):
@@ -91,14 +91,14 @@ def test_a_larger_adapter_that_arrives_during_a_pass_makes_no_row_longer_than_it
 
     class Input(torch.Tensor):
         def new_empty(self, *shape: int) -> torch.Tensor:  # type: ignore[override]
-            rooms.append(shape)
+            widths.append(shape)
             return torch.empty(shape)
 
     sizes = itertools.count(8, 8)
     table = Growing(16, 16, 1, torch.float32, lambda *arguments: strides.append(arguments[-1]))
     rows = AdapterRows(np.zeros(3, dtype=np.int32), {})
     table.add(torch.zeros(3, 16).as_subclass(Input), torch.zeros(3, 16), rows)
-    assert rooms == [(3, strides[0])]
+    assert widths == [(3, strides[0])]
 
 
 def test_sizes_that_are_no_multiples_of_anything_give_the_tokens_of_plain_torch(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_padding_cost_nothing_and_are_left_alone(dtype: torch.dtype):
-    """A captured pass gives the kernel the table of all rows, and where each request's row starts."""
+    """A captured graph gives the kernel the table of all rows, and where each request's row starts."""
     backend, sequence = cpp_attention(dtype), Sequence(dtype, 6, 2, 64)
     layer = AttentionLayer(0, 6, 2, 64)
     alone = sequence.attend(backend, layer, [(LENGTH - 1, LENGTH)])

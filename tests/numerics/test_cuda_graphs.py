@@ -93,7 +93,7 @@ def test_what_cannot_be_captured_is_said_and_leaves_the_stream_as_it_was(cuda: F
     assert len(passes.record(lambda: (number * 2,))[1]) == 1  # the next capture is not locked out
 
 
-# --- which passes are captured ---------------------------------------------------------------------------------------
+# --- which passes are recorded ---------------------------------------------------------------------------------------
 
 
 def test_on_cuda_passes_are_captured_as_graphs_unless_one_asks_for_none(cuda: FakeCuda):

@@ -1,4 +1,4 @@
-"""Engines whose decode passes are captured, one by one and in groups."""
+"""Engines whose decode passes the graph runner replays, one by one and in groups."""
 
 from collections.abc import Callable
 from pathlib import Path

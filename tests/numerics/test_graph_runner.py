@@ -1,4 +1,4 @@
-"""Captured decode passes: the same bits as the passes they were recorded from, for any batch, on memory of their own."""
+"""Captured graphs: the same bits as the decode passes they were recorded from, for any batch, on memory of their own."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -32,7 +32,7 @@ def equally_good(router: PrefixRouter, request: RoutedRequest, most_imbalance: f
     """The rule."""
     hashes, tokens = block_hashes(request.token_ids, SIZE), len(request.token_ids)
     output = min(request.max_new_tokens, router._output_tokens)
-    ahead = {name: router.seconds_ahead(name, output) for name in router.replicas}
+    ahead = {name: router.queued_seconds(name, output) for name in router.replicas}
     costs, prefills = dict[str, float](), dict[str, float]()
     for name, seconds in ahead.items():
         bit = router._bits[name]

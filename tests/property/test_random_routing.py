@@ -62,7 +62,7 @@ def test_counts_come_back_to_nothing_and_the_gone_get_nothing(kind: str, steps: 
                     policy.choose(request)
                 continue
             ahead = (
-                {each: policy.seconds_ahead(each, min(1 + pick, policy._output_tokens)) for each in seqs}
+                {each: policy.queued_seconds(each, min(1 + pick, policy._output_tokens)) for each in seqs}
                 if (isinstance(policy, PrefixRouter))
                 else {}
             )
@@ -98,14 +98,14 @@ def test_counts_come_back_to_nothing_and_the_gone_get_nothing(kind: str, steps: 
         for each in seqs:
             assert policy.in_flight(each) == sum(replica == each for replica in at.values())
             if isinstance(policy, PrefixRouter):
-                assert policy.seconds_ahead(each) >= 0
+                assert policy.queued_seconds(each) >= 0
     for each in list(at):
         policy.note_end(each)
     now[0] += 1000  # what was sent is not expected any more
     for each in list(seqs):
         assert policy.in_flight(each) == 0
     if isinstance(policy, PrefixRouter):
-        assert all(policy.seconds_ahead(each) == 0 for each in seqs)
+        assert all(policy.queued_seconds(each) == 0 for each in seqs)
         policy.pending.expire(now[0])
         assert policy.pending.sets.masks == {}
         for each in list(seqs):

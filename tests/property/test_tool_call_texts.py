@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoinfer.requests.tool_calls import TAGS
+from nanoinfer.requests.tool_calls import HERMES
 from tests.unit.requests.test_tool_calls import parse
 
 PARTS = ('{"name": "f"', ', "arguments": {"a": 1}', "}", "}", "{", '"', "\\", "\n", " ", "x", "<", "</to")
-CHUNKS = (*TAGS, *TAGS, *PARTS)
+CHUNKS = (*HERMES.tags, *HERMES.tags, *PARTS)
 scraps = st.lists(st.sampled_from(CHUNKS) | st.text(max_size=3), max_size=20).map("".join)
-words = st.text(max_size=8) | st.sampled_from([*TAGS, 'a"b', "{}", "\\"])
+words = st.text(max_size=8) | st.sampled_from([*HERMES.tags, 'a"b', "{}", "\\"])
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),

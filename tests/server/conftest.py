@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _patience() -> Iterator[None]:
+def _long_timeouts() -> Iterator[None]:
     """What no setting says: a server lets nothing go, and says nothing, because a thread or a client is late. It comes
     before all servers, which look at it when they start."""
     with pytest.MonkeyPatch.context() as patch:

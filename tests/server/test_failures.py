@@ -15,12 +15,12 @@ from tests.helpers.engines import Clock, make_engine
 from tests.helpers.servers import (
     BODY,
     ask,
-    gated_server,
     in_a_pass,
     let_in,
     patient_app,
     running,
     sent_events,
+    server_behind_barrier,
 )
 from tests.helpers.waiting import HANG_S, until
 
@@ -31,16 +31,16 @@ CHAT = {"model": "nanoinfer", "messages": [{"role": "user", "content": "hush"}],
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
-    with gated_server(rows=1, max_queue=2) as (server, gate, engine), ThreadPoolExecutor(4) as threads:
+    with server_behind_barrier(rows=1, max_queue=2) as (server, barrier, engine), ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})]
         until(lambda: in_a_pass(engine))
         answers += [threads.submit(server.post, "/v1/completions", BODY) for _ in range(2)]
-        let_in(server, gate, engine, 3)
+        let_in(server, barrier, engine, 3)
         late = threads.submit(server.post, "/v1/completions", {**BODY, "prompt": ["c", "d"]})
         until(late.done)
         refused = server.post("/v1/completions", {**BODY, "prompt": ["x", "y", "z"]})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n"), "it would never fit"
-        gate.open()
+        barrier.open()
         assert [answer.result().json()["choices"][0]["text"][:8] for answer in answers] == ["bcdefghi"] * 3
         refused = late.result()
         assert refused.status_code == 429
@@ -50,7 +50,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
 
 
 def test_of_several_prompts_all_are_queued_or_none() -> None:
-    with gated_server(is_open=True) as (server, _, engine):
+    with server_behind_barrier(is_open=True) as (server, _, engine):
         answer = server.post("/v1/completions", {**BODY, "prompt": ["a", [1, 2], [500]]})
         assert answer.status_code == 400
         assert "prompt[2]" in answer.json()["error"]["message"]
@@ -61,15 +61,15 @@ def test_of_several_prompts_all_are_queued_or_none() -> None:
 def test_a_deadline_before_the_first_token_is_a_504(stream: bool) -> None:
     clock = Clock()
     with (
-        gated_server(settings={"request_timeout_s": 50}, rows=1, clock=clock) as (server, gate, engine),
+        server_behind_barrier(settings={"request_timeout_s": 50}, rows=1, clock=clock) as (server, barrier, engine),
         ThreadPoolExecutor(2) as threads,
     ):
         first = threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60})
         until(lambda: in_a_pass(engine))
         second = threads.submit(server.post, "/v1/completions", {**BODY, "stream": stream})
-        let_in(server, gate, engine, 2)
+        let_in(server, barrier, engine, 2)
         clock.now += 60
-        gate.open()
+        barrier.open()
         for answer in (first.result(), second.result()):
             assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
             assert answer.json()["error"]["code"] == "timeout"
@@ -78,8 +78,8 @@ def test_a_deadline_before_the_first_token_is_a_504(stream: bool) -> None:
 
 def test_a_deadline_in_the_middle_of_a_stream_is_an_error_in_it() -> None:
     clock = Clock()
-    with gated_server(settings={"request_timeout_s": 50}, clock=clock) as (server, gate, engine):
-        gate.let_one_through()
+    with server_behind_barrier(settings={"request_timeout_s": 50}, clock=clock) as (server, barrier, engine):
+        barrier.let_one_through()
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json={**BODY, "stream": True}, timeout=HANG_S
         ) as answer:
@@ -87,7 +87,7 @@ def test_a_deadline_in_the_middle_of_a_stream_is_an_error_in_it() -> None:
             first = json.loads(next(lines).removeprefix("data: "))
             assert first["choices"][0]["text"] == "b"
             clock.now += 60
-            gate.open()
+            barrier.open()
             *others, error = sent_events("\n".join(lines))
         assert (answer.status_code, error["error"]["code"]) == (200, "timeout")
         cut_off = [event["choices"][0]["finish_reason"] for event in others]
@@ -98,8 +98,8 @@ def test_a_deadline_in_the_middle_of_a_stream_is_an_error_in_it() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_step_that_fails_is_told_and_the_next_one_works(stream: bool) -> None:
-    with gated_server(is_open=True) as (server, gate, _):
-        gate.error, gate.error_at = MemoryError("secret text"), 3
+    with server_behind_barrier(is_open=True) as (server, barrier, _):
+        barrier.error, barrier.error_at = MemoryError("secret text"), 3
         answer = server.post("/v1/completions", {**BODY, "stream": stream})
         if stream and answer.status_code == 200:  # unless both passes and the failure were read at once
             found = sent_events(answer.text)[-1]["error"]
@@ -137,7 +137,7 @@ def test_a_chat_template_that_hangs_ends_one_request() -> None:
         free.wait(HANG_S)
         return [1]
 
-    with gated_server(is_open=True, settings={"preparation_timeout_s": 0.1}) as (server, _, engine):
+    with server_behind_barrier(is_open=True, settings={"preparation_timeout_s": 0.1}) as (server, _, engine):
         engine.builder.chat_prompt = hang  # type: ignore[method-assign]
         answer = server.post("/v1/chat/completions", CHAT)
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "preparation_timeout")

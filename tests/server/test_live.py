@@ -19,7 +19,7 @@ from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.live.recording import Recording
 from nanoinfer.server.live.routes import FILES, POLICY
 from nanoinfer.viz.trace import Trace, record
-from tests.helpers.async_engines import gated
+from tests.helpers.async_engines import with_barrier
 from tests.helpers.engines import Clock, LetterTokenizer, greedy, make_engine, serve
 from tests.helpers.servers import Running, patient_app, running
 from tests.helpers.traces import assert_same
@@ -133,7 +133,7 @@ Test = Callable[[Feed, AsyncEngine, Any], Awaitable[None]]
 
 def with_feed(test: Test) -> None:
     async def body() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             settings = SimpleNamespace(show_prompts=False)
             service: Any = SimpleNamespace(engine=front, settings=settings, is_ending=asyncio.Event())

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.async_engines import gated
+from tests.helpers.async_engines import with_barrier
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import (
     BODY,
     Running,
-    gated_server,
     in_a_pass,
     patient_app,
     read_all,
@@ -22,6 +21,7 @@ from tests.helpers.servers import (
     running,
     send,
     sent_events,
+    server_behind_barrier,
 )
 from tests.helpers.waiting import run, until, until_async
 
@@ -29,16 +29,16 @@ from tests.helpers.waiting import run, until, until_async
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompts", ["a", ["a", "b"]])
 def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any) -> None:
-    with gated_server() as (server, gate, engine):
+    with server_behind_barrier() as (server, barrier, engine):
         sock = server.connect()
         send(sock, {**BODY, "prompt": prompts, "stream": stream, "max_tokens": 40})
         until(lambda: server.service.open and in_a_pass(engine))
         sock.close()
         until(lambda: all(server.closed_by()))
-        gate.let_one_through()
+        barrier.let_one_through()
         until(lambda: not server.service.open)
-        assert (engine.stats().aborted, gate.passes) == (len(prompts), 1)
-        gate.open()
+        assert (engine.stats().aborted, barrier.passes) == (len(prompts), 1)
+        barrier.open()
         server.check_idle()
         until(lambda: 'http_responses_total{model_name="nanoinfer",status="0"} 1.0' in server.get("/metrics").text)
         assert 'status="5' not in server.get("/metrics").text, "a client that goes is no error of the server"
@@ -48,7 +48,7 @@ def test_a_client_that_goes_is_aborted_within_a_step(stream: bool, prompts: Any)
 def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> None:
     """The bound is on unread pieces. A client that reads nothing fills the buffers first, so this uses the application
     itself, whose `send` waits."""
-    engine, gate = gated(False)
+    engine, barrier = with_barrier(False)
     app = patient_app(engine, max_unread=4)
     service = app.state.service
 
@@ -78,17 +78,17 @@ def test_a_reader_that_does_not_read_is_paused_and_goes_on_when_it_reads() -> No
         await until_async(lambda: service.open)
         (generation,) = service.open
         unread = generation.streams[0]._delivery.queue
-        gate.let_one_through()
+        barrier.let_one_through()
         await until_async(lambda: sent, "the first token")
         for i in range(1, 5):
-            gate.let_one_through()
+            barrier.let_one_through()
             await until_async(lambda: unread.qsize() == i)  # noqa: B023
-        gate.open()  # the fourth unread token has paused the request; one more pass may have begun before
+        barrier.open()  # the fourth unread token has paused the request; one more pass may have begun before
         stats = await service.engine.stats()
         assert (stats.paused, stats.request_slots) == (1, 0), "it holds no slots meanwhile"
         for _ in range(3):
             await service.engine.stats()  # answered between two passes, if there are any
-        assert unread.qsize() == gate.passes - 1 in (4, 5)
+        assert unread.qsize() == barrier.passes - 1 in (4, 5)
         go.set()
         await task
         await service.close()
@@ -125,13 +125,13 @@ def test_connections_that_end_in_the_middle(small: Running, how: str) -> None:
 
 
 def test_more_requests_than_allowed_are_refused_but_not_who_asks_for_health() -> None:
-    with gated_server(settings={"max_requests": 1}) as (server, gate, engine):
+    with server_behind_barrier(settings={"max_requests": 1}) as (server, barrier, engine):
         sock = server.connect()
         send(sock, {**BODY, "max_tokens": 2}, "connection: close")
         until(lambda: in_a_pass(engine))
         refused = server.get("/v1/models")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert server.get("/health").status_code == 200
-        gate.open()
+        barrier.open()
         read_all(sock)
         assert server.get("/v1/models").status_code == 200

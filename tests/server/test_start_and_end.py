@@ -15,23 +15,31 @@ from nanoinfer.server import ServerThread
 from nanoinfer.server.generation import Generation
 from nanoinfer.server.metrics import Metrics
 from nanoinfer.server.settings import SECONDS
-from tests.helpers.servers import BODY, BreakingTokenizer, gated_server, let_in, patient_app, read_all, request_bytes
+from tests.helpers.servers import (
+    BODY,
+    BreakingTokenizer,
+    let_in,
+    patient_app,
+    read_all,
+    request_bytes,
+    server_behind_barrier,
+)
 from tests.helpers.waiting import HANG_S, Worker, run, until
 from tests.server.conftest import greedy
 
 
 def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> None:
-    with gated_server() as (server, gate, engine), ThreadPoolExecutor(3) as threads:
+    with server_behind_barrier() as (server, barrier, engine), ThreadPoolExecutor(3) as threads:
         bodies = [{**BODY, "max_tokens": 60, "stream": stream} for stream in (True, False)]
         answers = [threads.submit(server.post, "/v1/completions", body) for body in bodies]
-        let_in(server, gate, engine, 2)
+        let_in(server, barrier, engine, 2)
         server.end()
         until(lambda: server.service.drain.is_draining)
         refused = server.post("/v1/completions", BODY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert refused.headers["retry-after"] == "1"
         assert server.get("/health").status_code == 503
-        gate.open()
+        barrier.open()
         stream, whole = (answer.result() for answer in answers)
         assert whole.json()["usage"]["completion_tokens"] == 60
         assert stream.text.endswith("data: [DONE]\n\n")
@@ -42,21 +50,21 @@ def test_a_server_that_ends_serves_what_it_accepted_and_refuses_newcomers() -> N
 
 
 def test_told_to_end_once_more_it_waits_no_longer() -> None:
-    with gated_server() as (server, gate, engine), ThreadPoolExecutor(2) as threads:
+    with server_behind_barrier() as (server, barrier, engine), ThreadPoolExecutor(2) as threads:
         answers = [threads.submit(server.post, "/v1/completions", {**BODY, "max_tokens": 60}) for _ in range(2)]
-        let_in(server, gate, engine, 2)
+        let_in(server, barrier, engine, 2)
         server.end()
         until(lambda: server.service.drain.is_draining)
         server.end()
         until(lambda: server.closed_by() == ["shutdown"] * 2)
-        gate.open()
+        barrier.open()
         for answer in answers:
             assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (503, "shutting_down")
         assert server.wait(HANG_S)
 
 
 def test_after_the_drain_timeout_a_request_whose_body_is_still_coming_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with gated_server(settings={"drain_timeout_s": 0.05}) as (server, _, _):
+    with server_behind_barrier(settings={"drain_timeout_s": 0.05}) as (server, _, _):
         with server.connect() as sock:
             sock.sendall(request_bytes("/v1/completions", b"{", length=50))
             until(lambda: server.server.server_state.tasks)
@@ -76,7 +84,10 @@ def test_after_the_drain_timeout_a_request_that_is_being_prepared_is_told() -> N
         free.wait(HANG_S)
         return [1]
 
-    with gated_server(settings={"drain_timeout_s": 0.05}) as (server, _, engine), ThreadPoolExecutor(1) as threads:
+    with (
+        server_behind_barrier(settings={"drain_timeout_s": 0.05}) as (server, _, engine),
+        ThreadPoolExecutor(1) as threads,
+    ):
         engine.builder.tokenizer = BreakingTokenizer(engine.builder.tokenizer, hang)  # type: ignore[assignment]
         answer = threads.submit(server.post, "/v1/completions", {**BODY, "prompt": "break"})
         until(has_begun.is_set)
@@ -116,7 +127,7 @@ def test_of_several_streams_no_more_is_read_than_somebody_asks_for() -> None:
 
 # --- a server in a thread of its own -----------------------------------------------------------------------------------
 
-PATIENCE = dict.fromkeys(SECONDS, HANG_S)
+TIMEOUTS = dict.fromkeys(SECONDS, HANG_S)
 
 
 def test_it_serves_while_the_block_runs_and_calls_run_in_its_event_loop() -> None:
@@ -145,7 +156,7 @@ def llm() -> LLM:
 
 def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
     body = {"model": "story", "prompt": "Once upon", "max_tokens": 8, "temperature": 0}
-    serving = llm.serve(**PATIENCE)
+    serving = llm.serve(**TIMEOUTS)
     try:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", serving.url)
         ours = Worker(lambda: [llm.generate("Once upon", greedy(8))[0].text for _ in range(5)])
@@ -162,10 +173,10 @@ def test_a_model_serves_itself_while_its_own_methods_are_used(llm: LLM) -> None:
 
 
 def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
-    with llm.serve(**PATIENCE) as first:
+    with llm.serve(**TIMEOUTS) as first:
         with pytest.raises(RuntimeError, match=str(first.port)):
             llm.serve(first.port)
-        settings = {"host": "127.0.0.2", "api_keys": ["fox"], "served_model_name": "tales", **PATIENCE}
+        settings = {"host": "127.0.0.2", "api_keys": ["fox"], "served_model_name": "tales", **TIMEOUTS}
         second = llm.serve(first.port, **settings)
     with second:
         assert second.url == f"http://127.0.0.2:{first.port}"
@@ -175,13 +186,13 @@ def test_the_port_and_the_settings_of_llm_serve(llm: LLM) -> None:
 
 
 def test_in_a_notebook_it_is_its_page_in_a_frame(llm: LLM) -> None:
-    with llm.serve(**PATIENCE) as serving:
+    with llm.serve(**TIMEOUTS) as serving:
         shown = serving._repr_html_()  # type: ignore[attr-defined]
         assert f'<iframe src="{serving.url}/"' in shown
         policy = httpx.get(f"{serving.url}/", timeout=HANG_S).headers["content-security-policy"]
         assert policy.endswith("frame-ancestors http://localhost:* http://127.0.0.1:* vscode-webview:")
     assert serving._repr_html_() is None  # type: ignore[attr-defined]
-    with llm.serve(framed_by=(), **PATIENCE) as alone:
+    with llm.serve(framed_by=(), **TIMEOUTS) as alone:
         assert httpx.get(f"{alone.url}/", timeout=HANG_S).headers["content-security-policy"].endswith("'none'")
 
 

@@ -15,14 +15,14 @@ from nanoinfer import (
     SamplingParams,
 )
 from nanoinfer.requests.request import Request
-from tests.helpers.async_engines import arrival, assert_all_free, following, gated, idle
+from tests.helpers.async_engines import arrival, assert_all_free, following, idle, with_barrier
 from tests.helpers.engines import Clock, V, greedy, make_engine
 from tests.helpers.waiting import HANG_S, Worker, run
 
 
 def test_generate_gives_what_the_engine_gives() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             output = await front.generate([5, 6, 7], greedy(3))
             assert (output.token_ids, output.finish_reason, output.prompt_tokens) == ([8, 9, 10], "length", 3)
@@ -35,7 +35,7 @@ def test_generate_gives_what_the_engine_gives() -> None:
 
 def test_a_stream_gives_each_token_once_and_its_text_joined_is_the_whole() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             pieces = [piece async for piece in front.stream("abc", greedy(5))]
             assert "".join(piece.text for piece in pieces) == "defgh"
@@ -48,7 +48,7 @@ def test_a_stream_gives_each_token_once_and_its_text_joined_is_the_whole() -> No
 
 def test_an_added_request_runs_whether_or_not_it_is_read_and_is_read_when_one_likes() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             stream = await front.add("abc", greedy(5))
             await idle(front)
@@ -62,7 +62,7 @@ def test_an_added_request_runs_whether_or_not_it_is_read_and_is_read_when_one_li
 
 def test_completions_of_one_request_come_marked_with_their_index() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             params = SamplingParams(max_new_tokens=3, n=3, seed=1, temperature=30.0)
             texts = {0: "", 1: "", 2: ""}
@@ -76,7 +76,7 @@ def test_completions_of_one_request_come_marked_with_their_index() -> None:
 
 def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             with pytest.raises(InvalidRequestError, match="prompt 7"):
                 await front.generate("", greedy(), name="prompt 7")
@@ -92,13 +92,13 @@ def test_a_request_that_is_refused_raises_where_it_was_asked_for() -> None:
 
 def test_a_request_that_finds_the_queue_full_is_refused_and_the_one_before_it_served() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False, rows=1, max_queue=1)
+        engine, barrier = with_barrier(open_at_once=False, rows=1, max_queue=1)
         async with AsyncEngine(engine) as front:
             busy = await front.add([1], greedy(2))
-            await arrival(gate, 1)  # what comes now arrives together
+            await arrival(barrier, 1)  # what comes now arrives together
             tasks = [asyncio.create_task(front.generate([base], greedy(2))) for base in (10, 20)]
             await asyncio.sleep(0)
-            gate.open()
+            barrier.open()
             assert (await tasks[0]).token_ids == [11, 12]
             with pytest.raises(QueueFullError):
                 await tasks[1]
@@ -112,12 +112,12 @@ def test_a_request_that_finds_the_queue_full_is_refused_and_the_one_before_it_se
 def test_deadlines_hold() -> None:
     async def test() -> None:
         clock = Clock()
-        engine, gate = gated(open_at_once=False, clock=clock)
+        engine, barrier = with_barrier(open_at_once=False, clock=clock)
         async with AsyncEngine(engine) as front:
             stream = await front.add([1], greedy(50), timeout_s=10.0)
-            await arrival(gate, 1)
+            await arrival(barrier, 1)
             clock.now += 10.0
-            gate.open()
+            barrier.open()
             output = await stream.output()
             assert (output.finish_reason, output.token_ids) == ("timeout", [2])
 
@@ -160,7 +160,7 @@ def test_of_several_requests_all_are_added_or_none(prompt: list[int], error: typ
 
 def test_a_long_prompt_is_tokenized_while_other_requests_go_on() -> None:
     async def test() -> None:
-        engine, _ = gated(rows=2)
+        engine, _ = with_barrier(rows=2)
         tokenizer, others_are_done = engine.builder.tokenizer, threading.Event()
         assert tokenizer is not None
 
@@ -187,7 +187,7 @@ def test_a_long_prompt_is_tokenized_while_other_requests_go_on() -> None:
 
 def test_after_step_is_called_between_steps_in_the_engines_thread() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         seen = []
 
         def look(core: Engine) -> None:
@@ -210,7 +210,7 @@ def test_after_step_is_called_between_steps_in_the_engines_thread() -> None:
 
 def test_an_after_step_that_fails_is_not_called_again_and_disturbs_no_request(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         calls = []
 
         def fail(core: Engine) -> None:
@@ -229,7 +229,7 @@ def test_an_after_step_that_fails_is_not_called_again_and_disturbs_no_request(ca
 
 def test_a_visit_sees_the_engine_between_two_steps_and_returns_or_raises_what_its_function_does() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             assert front.engine is engine
             await front.generate([5], greedy(3))

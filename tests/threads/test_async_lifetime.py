@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, AsyncEngine, AsyncStream, EngineClosedError, StepFailedError
-from tests.helpers.async_engines import Gate, arrival, assert_all_free, following, gated, llm_around
+from tests.helpers.async_engines import PassBarrier, arrival, assert_all_free, following, llm_around, with_barrier
 from tests.helpers.engines import greedy
 from tests.helpers.waiting import Worker, run, someone_waits, until_async
 
 
 def test_shutdown_ends_streams_and_may_be_called_again() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         front = AsyncEngine(engine)
         stream = await front.add([1], greedy(40))
-        gate.let_one_through()
+        barrier.let_one_through()
         await anext(stream)
-        await arrival(gate, 2)  # else all three could come between two passes, and none would wait
+        await arrival(barrier, 2)  # else all three could come between two passes, and none would wait
         closing = [asyncio.create_task(front.shutdown()) for _ in range(3)]
         await until_async(lambda: someone_waits(engine), "one of them")
-        gate.open()
+        barrier.open()
         await asyncio.gather(*closing)
         await front.shutdown()
         pieces = [piece async for piece in stream]
@@ -38,7 +38,7 @@ def test_shutdown_ends_streams_and_may_be_called_again() -> None:
 
 def test_leaving_the_context_by_an_error_stops_the_thread() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
 
         async def fail() -> None:
             async with AsyncEngine(engine) as front:
@@ -52,31 +52,31 @@ def test_leaving_the_context_by_an_error_stops_the_thread() -> None:
     run(test)
 
 
-async def added(gate: Gate, front: AsyncEngine, token: int) -> AsyncStream:
-    """A request that is added after the pass that waits at the gate; the next one waits there, too."""
-    await arrival(gate, 1)
+async def added(barrier: PassBarrier, front: AsyncEngine, token: int) -> AsyncStream:
+    """A request that is added after the pass that waits at the barrier; the next one waits there, too."""
+    await arrival(barrier, 1)
     adding = asyncio.create_task(front.add([token], greedy(20)))
     await asyncio.sleep(0)  # it is posted
-    gate.let_one_through()
-    await arrival(gate, 2)
+    barrier.let_one_through()
+    await arrival(barrier, 2)
     return await adding
 
 
 def test_several_clients_use_one_engine_at_once_with_the_tokens_that_each_gives_alone() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         llm = llm_around(engine)
         async with AsyncEngine(llm) as first, AsyncEngine(llm) as second:
-            streams = [await first.add([1], greedy(20)), await added(gate, second, 30)]
+            streams = [await first.add([1], greedy(20)), await added(barrier, second, 30)]
             call = Worker(llm.generate, [[50], [70]], greedy(20))
             await until_async(lambda: someone_waits(engine), "the call")
-            gate.open()
+            barrier.open()
             assert [(await stream.output()).token_ids for stream in streams] == [following(1, 20), following(30, 20)]
             assert [output.token_ids for output in await asyncio.to_thread(call.result)] == [
                 following(50, 20),
                 following(70, 20),
             ]
-        assert gate.passes <= 24, "all in the same passes"
+        assert barrier.passes <= 24, "all in the same passes"
         assert_all_free(engine)
 
     run(test)
@@ -84,13 +84,13 @@ def test_several_clients_use_one_engine_at_once_with_the_tokens_that_each_gives_
 
 def test_an_async_engine_closes_itself_and_leaves_the_llm_and_other_clients_open() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         llm = llm_around(engine)
         first, second = AsyncEngine(llm), AsyncEngine(llm)
-        mine, other = await first.add([1], greedy(20)), await added(gate, second, 30)
+        mine, other = await first.add([1], greedy(20)), await added(barrier, second, 30)
         closing = asyncio.create_task(first.shutdown())
         await until_async(lambda: someone_waits(engine), "who closes")
-        gate.open()
+        barrier.open()
         await closing
         assert (await mine.output()).finish_reason == "abort"
         assert (first.is_closed, second.is_closed) == (True, False)
@@ -117,14 +117,14 @@ def test_an_async_engine_that_has_loaded_its_model_shuts_it_down() -> None:
 
 def test_after_the_llm_was_shut_down_its_async_engines_refuse() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         llm = llm_around(engine)
         async with AsyncEngine(llm) as front:
             stream = await front.add([5], greedy(20))
-            await arrival(gate, 1)
+            await arrival(barrier, 1)
             ending = asyncio.create_task(asyncio.to_thread(llm.shutdown))
             await until_async(lambda: someone_waits(engine), "the shutdown")
-            gate.open()
+            barrier.open()
             await ending
             assert (await stream.output()).finish_reason == "abort"
             assert front.is_closed
@@ -145,14 +145,14 @@ async def read_all(stream: AsyncStream) -> None:
 def test_an_exception_in_a_step_fails_its_requests_and_the_engine_goes_on(kind: type[BaseException]) -> None:
     async def test() -> None:
         error = kind("out of memory")
-        engine, gate = gated(open_at_once=False, rows=2)
+        engine, barrier = with_barrier(open_at_once=False, rows=2)
         async with AsyncEngine(engine) as front:
             streams = [await front.add([1], greedy(20))]
-            await arrival(gate, 1)
+            await arrival(barrier, 1)
             later = [asyncio.create_task(front.add([base], greedy(20))) for base in (40, 80)]
             await asyncio.sleep(0)  # they are posted; the second pass admits one of them
-            gate.error, gate.error_at = error, 3
-            gate.open()
+            barrier.error, barrier.error_at = error, 3
+            barrier.open()
             streams += [await task for task in later]
             await anext(streams[0])
             with pytest.raises(StepFailedError, match=str(error)) as raised:
@@ -174,10 +174,10 @@ def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
     """That takes a bug in the engine; here `has_work` raises."""
 
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         front = AsyncEngine(engine)
         stream = await front.add([1], greedy(20))
-        await arrival(gate, 1)
+        await arrival(barrier, 1)
 
         def broken(*args: object) -> bool:
             raise ZeroDivisionError("a bug")
@@ -185,7 +185,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting() -> None:
         engine.loop.has_work = broken  # type: ignore[method-assign]
         other = asyncio.create_task(front.generate([50], greedy(20)))
         await asyncio.sleep(0)  # it is posted
-        gate.open()
+        barrier.open()
         with pytest.raises((StepFailedError, EngineClosedError), match="a bug") as raised:
             await stream.output()
         assert isinstance(raised.value.__cause__, ZeroDivisionError)
@@ -218,7 +218,7 @@ def test_an_idle_engine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanoinfer.engine.engine_loop.SimpleQueue", lambda: commands)
 
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         async with AsyncEngine(engine) as front:
             await front.generate([1], greedy(2))
             await until_async(lambda: commands.is_waiting, "a wait without a limit")

@@ -7,21 +7,21 @@ import pytest
 
 from nanoinfer import AsyncEngine
 from nanoinfer.requests.request import Request
-from tests.helpers.async_engines import arrival, assert_all_free, following, gated, idle
+from tests.helpers.async_engines import arrival, assert_all_free, following, idle, with_barrier
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.waiting import run, until_async
 
 
 def test_a_read_joins_what_has_arrived_per_completion() -> None:
     async def test() -> None:
-        core, gate = gated(False)
+        core, barrier = with_barrier(False)
         async with AsyncEngine(core) as engine:
             (stream,) = await engine.add_all([Request([5], greedy(4, logprobs=0, prompt_logprobs=False))])
-            gate.let_one_through()
+            barrier.let_one_through()
             (first,) = await stream.read()
             assert (first.token_ids, first.finish_reason, len(first.logprobs or [])) == ([6], None, 1)
             assert stream.final is None
-            gate.open()
+            barrier.open()
             await idle(engine)
             await asyncio.sleep(0)
             (rest,) = await stream.read()
@@ -37,18 +37,18 @@ def test_a_read_joins_what_has_arrived_per_completion() -> None:
 @pytest.mark.parametrize("how", ["read", "one by one"])
 def test_a_request_whose_reader_is_behind_is_paused_until_half_is_read(how: str) -> None:
     async def test() -> None:
-        core, gate = gated(False)
+        core, barrier = with_barrier(False)
         async with AsyncEngine(core) as engine:
             (stream,) = await engine.add_all([Request([5], greedy(40))], max_unread=6)
             for _ in range(6):
-                gate.let_one_through()
+                barrier.let_one_through()
             await until_async(lambda: stream._delivery.is_held, "a reader that is behind")
-            gate.open()
+            barrier.open()
             while not (await engine.stats()).paused:
                 pass
             stats = await engine.stats()
             assert (stats.running, stats.request_slots) == (0, 0)
-            assert gate.passes in (6, 7), "the seventh may have begun before the pause"
+            assert barrier.passes in (6, 7), "the seventh may have begun before the pause"
             other = await engine.generate([50], greedy(5))
             assert other.token_ids == following(50, 5), "others are not held up"
             tokens: list[int] = []
@@ -66,13 +66,13 @@ def test_a_request_whose_reader_is_behind_is_paused_until_half_is_read(how: str)
 
 def test_a_request_that_is_aborted_while_its_reader_is_behind_ends() -> None:
     async def test() -> None:
-        core, gate = gated(False)
+        core, barrier = with_barrier(False)
         async with AsyncEngine(core) as engine:
             (stream,) = await engine.add_all([Request([5], greedy(40))], max_unread=2)
             for _ in range(2):
-                gate.let_one_through()
+                barrier.let_one_through()
             await until_async(lambda: stream._delivery.is_held, "a reader that is behind")
-            gate.open()
+            barrier.open()
             while not (await engine.stats()).paused:
                 pass
             stream.close()
@@ -96,15 +96,15 @@ def test_max_unread_is_checked(wrong: int) -> None:
 
 def test_abort_ends_the_stream_and_says_so_and_the_others_notice_nothing() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         async with AsyncEngine(engine) as front:
             stream = await front.add([1], greedy(20))
-            gate.let_one_through()
+            barrier.let_one_through()
             assert (await anext(stream)).token_ids == [2]
             other = asyncio.create_task(front.generate([50], greedy(4)))
             ending = asyncio.create_task(front.abort(stream.request_id))
             await asyncio.sleep(0)  # it is posted
-            gate.open()
+            barrier.open()
             await ending
             await front.abort(stream.request_id)
             await front.abort(10**9)
@@ -121,9 +121,9 @@ def test_abort_ends_the_stream_and_says_so_and_the_others_notice_nothing() -> No
 @pytest.mark.parametrize("how", ["close", "break", "aclose", "cancel", "collect the stream", "collect the generator"])
 def test_a_request_whose_reader_goes_away_is_aborted(how: str) -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         async with AsyncEngine(engine) as front:
-            gate.let_one_through()
+            barrier.let_one_through()
             if how == "close":
                 stream = await front.add([1], greedy(40))
                 await anext(stream)
@@ -137,7 +137,7 @@ def test_a_request_whose_reader_goes_away_is_aborted(how: str) -> None:
                 await generator.aclose()  # type: ignore[attr-defined]
             elif how == "cancel":
                 task = asyncio.create_task(front.generate([1], greedy(40)))
-                await until_async(lambda: gate.passes, "the first pass")
+                await until_async(lambda: barrier.passes, "the first pass")
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -152,11 +152,11 @@ def test_a_request_whose_reader_goes_away_is_aborted(how: str) -> None:
             for _ in range(3):
                 gc.collect(1)  # what is new is in the young generations
                 await asyncio.sleep(0)
-            gate.open()
+            barrier.open()
             await idle(front)
             stats = await front.stats()
             assert (stats.aborted, stats.finished) == (1, 0)
-            assert gate.passes < 40
+            assert barrier.passes < 40
             assert (await front.generate([60], greedy(2))).token_ids == [61, 62]
         assert_all_free(engine)
 
@@ -165,16 +165,16 @@ def test_a_request_whose_reader_goes_away_is_aborted(how: str) -> None:
 
 def test_a_task_cancelled_before_its_request_was_queued_leaves_nothing() -> None:
     async def test() -> None:
-        engine, gate = gated(open_at_once=False)
+        engine, barrier = with_barrier(open_at_once=False)
         async with AsyncEngine(engine) as front:
             busy = await front.add([1], greedy(2))
-            await arrival(gate, 1)  # the thread is in a pass now, and takes no commands
+            await arrival(barrier, 1)  # the thread is in a pass now, and takes no commands
             task = asyncio.create_task(front.generate([60], greedy(40)))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            gate.open()
+            barrier.open()
             assert (await busy.output()).token_ids == [2, 3]
             await idle(front)
             assert (await front.stats()).prompt_tokens == 1
@@ -184,7 +184,7 @@ def test_a_task_cancelled_before_its_request_was_queued_leaves_nothing() -> None
 
 
 def test_readers_whose_event_loop_was_closed_are_forgotten() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     front = AsyncEngine(engine)
     kept = []
 
@@ -192,7 +192,7 @@ def test_readers_whose_event_loop_was_closed_are_forgotten() -> None:
         kept.append(await front.add([1], greedy(40)))
 
     asyncio.run(leave())
-    gate.open()
+    barrier.open()
 
     async def test() -> None:
         await idle(front)

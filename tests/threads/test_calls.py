@@ -10,23 +10,23 @@ import pytest
 import torch
 
 from nanoinfer import LLM, AsyncEngine, Engine, StepFailedError
-from tests.helpers.async_engines import Gate, between_passes, following, gated, in_a_pass, llm_around
+from tests.helpers.async_engines import PassBarrier, between_passes, following, in_a_pass, llm_around, with_barrier
 from tests.helpers.engines import Clock, assert_all_free, finish, greedy, step
 from tests.helpers.waiting import Worker, run, someone_waits, until
 
 
 def test_calls_of_two_threads_are_in_one_pass() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    first = in_a_pass(llm, gate, [5], greedy(4))
+    first = in_a_pass(llm, barrier, [5], greedy(4))
     second = Worker(llm.generate, [[50], [70]], greedy(3))
     until(lambda: someone_waits(engine), "a visitor")  # it comes in before the next pass
-    gate.let_one_through()
+    barrier.let_one_through()
     until(lambda: len(llm._calls._calls) == 3)
-    gate.open()
+    barrier.open()
     assert first.result()[0].token_ids == following(5, 4)
     assert [output.token_ids for output in second.result()] == [following(50, 3), following(70, 3)]
-    assert gate.passes <= 6  # 1 + 1 to extend the second thread's, and the rest together; apart it would be 7
+    assert barrier.passes <= 6  # 1 + 1 to extend the second thread's, and the rest together; apart it would be 7
     assert not llm._calls._calls
     assert_all_free(engine)
 
@@ -36,12 +36,12 @@ def failing(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_failing_logits_processor_of_one_thread_does_not_fail_the_call_of_another() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    good = in_a_pass(llm, gate, [5], greedy(6))
+    good = in_a_pass(llm, barrier, [5], greedy(6))
     bad = Worker(llm.generate, [50], greedy(6, logits_processors=[failing]))
     until(lambda: someone_waits(engine), "a visitor")  # its prompt is the next pass, of which the good one is no part
-    gate.open()
+    barrier.open()
     with pytest.raises((LookupError, StepFailedError)) as raised:
         bad.result()
     assert isinstance(raised.value, LookupError) or isinstance(raised.value.__cause__, LookupError)
@@ -54,13 +54,13 @@ def test_a_failing_logits_processor_of_one_thread_does_not_fail_the_call_of_anot
 def test_the_other_requests_of_a_failing_step_get_a_step_failed_error_with_the_cause(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm, error = llm_around(engine), LookupError("a bug")
-    first = in_a_pass(llm, gate, [5], greedy(8))
+    first = in_a_pass(llm, barrier, [5], greedy(8))
     second = Worker(llm.generate, [50], greedy(8))
     until(lambda: someone_waits(engine), "a visitor")
     if where == "in the model":
-        gate.error, gate.error_at = error, 3  # both decode in it
+        barrier.error, barrier.error_at = error, 3  # both decode in it
     else:
 
         def broken(*args: Any) -> Any:
@@ -71,7 +71,7 @@ def test_the_other_requests_of_a_failing_step_get_a_step_failed_error_with_the_c
 
         processed = engine.scheduler.process_batch_result
         monkeypatch.setattr(engine.scheduler, "process_batch_result", broken)
-    gate.open()
+    barrier.open()
     errors: list[BaseException] = []
     for thread in (first, second):
         with pytest.raises((StepFailedError, LookupError)) as raised:
@@ -85,7 +85,7 @@ def test_the_other_requests_of_a_failing_step_get_a_step_failed_error_with_the_c
 
 
 def test_a_call_from_inside_the_engine_is_refused() -> None:
-    engine, _ = gated()
+    engine, _ = with_barrier()
     llm, answers = llm_around(engine), list[BaseException]()
 
     def calling(token_ids: Any, logits: torch.Tensor) -> torch.Tensor:
@@ -106,14 +106,14 @@ def test_a_call_from_inside_the_engine_is_refused() -> None:
 
 def paused_by_another(timeout_s: float | None = None, **options: Any) -> tuple[Engine, int, Worker]:
     """A call that another thread paused after its first pass."""
-    engine, gate = gated(open_at_once=False, **options)
-    before = gate.arrivals
+    engine, barrier = with_barrier(open_at_once=False, **options)
+    before = barrier.arrivals
     call = Worker(partial(llm_around(engine).generate, [5], greedy(3), timeout_s=timeout_s))
-    until(lambda: gate.arrivals > before, "a pass")
+    until(lambda: barrier.arrivals > before, "a pass")
     (rid,) = engine.open_requests.groups
     pause = Worker(engine.pause, rid)
     until(lambda: someone_waits(engine), "a visitor")
-    gate.open()
+    barrier.open()
     pause.result()
     assert engine.stats().paused == 1
     return engine, rid, call
@@ -137,23 +137,23 @@ def test_a_call_whose_request_is_paused_ends_by_its_deadline() -> None:
 
 
 def test_a_manual_step_is_refused_while_a_call_is_served_and_possible_again_afterwards() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    call = in_a_pass(llm, gate, [5], greedy(3))
+    call = in_a_pass(llm, barrier, [5], greedy(3))
     with pytest.raises(RuntimeError, match="LLM"):
         engine.step()
-    gate.open()
+    barrier.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert step(engine) == {}
     assert_all_free(engine)
 
 
 def test_requests_added_to_the_engine_are_served_with_calls_of_other_threads_and_their_outputs_are_kept() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
     own = engine.add_request([50], greedy(2))
-    call = in_a_pass(llm, gate, [5], greedy(3))
-    gate.open()
+    call = in_a_pass(llm, barrier, [5], greedy(3))
+    barrier.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert finish(engine)[own].token_ids == [51, 52]
     assert_all_free(engine)
@@ -169,16 +169,16 @@ LOOKS: dict[str, Callable[[Engine, int], Any]] = {
 
 @pytest.mark.parametrize("call", LOOKS)
 def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    caller = in_a_pass(llm, gate, [5], greedy(3))
+    caller = in_a_pass(llm, barrier, [5], greedy(3))
     (rid,) = llm._calls._calls
     looker = Worker(LOOKS[call], engine, rid)
     until(lambda: someone_waits(engine), "a visitor")
     assert looker.is_alive()
-    gate.let_one_through()  # steps wait for the looker, who waits for this pass
+    barrier.let_one_through()  # steps wait for the looker, who waits for this pass
     result = looker.result()
-    gate.open()
+    barrier.open()
     (output,) = caller.result()
     if call == "abort":
         assert (output.finish_reason, output.token_ids) == ("abort", [6])
@@ -191,13 +191,13 @@ def test_what_other_threads_call_waits_for_the_pass_to_end(call: str) -> None:
 
 
 def test_a_manual_step_gives_nothing_of_a_paused_stream_which_still_gets_it_all() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
     stream = llm.stream([5], greedy(5))
-    gate.let_one_through()
+    barrier.let_one_through()
     pieces = [next(stream)]
-    between_passes(engine, gate, engine.pause, pieces[0].request_id)
-    gate.open()
+    between_passes(engine, barrier, engine.pause, pieces[0].request_id)
+    barrier.open()
     rid = engine.add_request([70], greedy(2))
     outputs = [output for _ in range(4) for output in engine.step()]
     assert {output.request_id for output in outputs} == {rid}
@@ -208,13 +208,13 @@ def test_a_manual_step_gives_nothing_of_a_paused_stream_which_still_gets_it_all(
 
 
 def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
     call = Worker(lambda: llm.generate([5], greedy(3), timeout_s=1e10))
-    until(lambda: gate.arrivals == 1, "a pass")
+    until(lambda: barrier.arrivals == 1, "a pass")
     (rid,) = llm._calls._calls
-    between_passes(engine, gate, engine.pause, rid)
-    gate.open()
+    between_passes(engine, barrier, engine.pause, rid)
+    barrier.open()
     until(lambda: not someone_waits(engine), "the sleep")
     engine.resume(rid)
     assert call.result()[0].token_ids == [6, 7, 8]
@@ -223,7 +223,7 @@ def test_a_deadline_further_away_than_threads_can_wait_keeps_the_thread_alive() 
 
 def test_who_is_in_the_engine_may_shut_it_down_but_not_wait_for_it() -> None:
     async def test() -> None:
-        engine, _ = gated()
+        engine, _ = with_barrier()
         llm = llm_around(engine)
         async with AsyncEngine(llm) as front:
 
@@ -239,13 +239,13 @@ def test_who_is_in_the_engine_may_shut_it_down_but_not_wait_for_it() -> None:
     run(test)
 
 
-def half_read(llm: LLM, gate: Gate, prompt: list[int]) -> Any:
-    """A stream with one piece read; its second pass waits at the gate."""
-    arrivals = gate.arrivals
-    gate.let_one_through()
+def half_read(llm: LLM, barrier: PassBarrier, prompt: list[int]) -> Any:
+    """A stream with one piece read; its second pass waits at the barrier."""
+    arrivals = barrier.arrivals
+    barrier.let_one_through()
     stream = llm.stream(prompt, greedy(20))
     next(stream)
-    until(lambda: gate.arrivals == arrivals + 2, "the second pass")
+    until(lambda: barrier.arrivals == arrivals + 2, "the second pass")
     return stream
 
 
@@ -256,13 +256,13 @@ def in_a_cycle(thing: Any) -> None:
 
 
 def test_a_stream_dropped_in_another_thread_frees_its_slots() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    Worker(lambda: half_read(llm, gate, [5]).close()).result()
-    gate.let_one_through()
+    Worker(lambda: half_read(llm, barrier, [5]).close()).result()
+    barrier.let_one_through()
     until(lambda: not llm._calls._calls, "the end of the first")
-    Worker(lambda: half_read(llm, gate, [50]) and None).result()
-    gate.let_one_through()
+    Worker(lambda: half_read(llm, barrier, [50]) and None).result()
+    barrier.let_one_through()
     until(lambda: not llm._calls._calls, "the end of the second")
     assert engine.stats().aborted == 2
     assert_all_free(engine)
@@ -270,12 +270,12 @@ def test_a_stream_dropped_in_another_thread_frees_its_slots() -> None:
 
 @pytest.mark.usefixtures("_no_collections")
 def test_closing_a_stream_does_not_wait_for_the_pass() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    stream = half_read(llm, gate, [5])
+    stream = half_read(llm, barrier, [5])
     Worker(stream.close).result()  # garbage collection could do this with locks held that the pass needs
     assert engine._is_changing
-    gate.open()
+    barrier.open()
     until(lambda: not llm._calls._calls, "the end of the request")
     assert engine.stats().aborted == 1
     assert_all_free(engine)
@@ -287,16 +287,16 @@ def test_streams_that_are_collected_in_the_middle_of_a_turn_are_closed_after_it(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """One has tokens to come, and one has ended without that its reader has seen it."""
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
     ended = llm.stream([30], greedy(2))
-    gate.let_one_through()
-    gate.let_one_through()
+    barrier.let_one_through()
+    barrier.let_one_through()
     next(ended)
     until(lambda: not llm._calls._calls, "its end")
-    going_on = half_read(llm, gate, [5])
-    between_passes(engine, gate, engine.pause, next(iter(llm._calls._calls)))
-    gate.open()
+    going_on = half_read(llm, barrier, [5])
+    between_passes(engine, barrier, engine.pause, next(iter(llm._calls._calls)))
+    barrier.open()
     rid = engine.add_request([50], greedy(3))
     in_a_cycle(ended)
     in_a_cycle(going_on)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanoinfer import EngineClosedError
-from tests.helpers.async_engines import gated, in_a_pass, llm_around
+from tests.helpers.async_engines import in_a_pass, llm_around, with_barrier
 from tests.helpers.engines import assert_all_free, greedy
 from tests.helpers.tiny_llm import make_llm_model
 from tests.helpers.waiting import HANG_S
@@ -84,9 +84,9 @@ def test_a_process_ends_cleanly(tmp_path: Path, name: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_the_engine_of_a_forked_process_refuses() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    call = in_a_pass(llm, gate, [5], greedy(3))
+    call = in_a_pass(llm, barrier, [5], greedy(3))
     child = os.fork()
     if child == 0:
         refused = 0
@@ -97,6 +97,6 @@ def test_the_engine_of_a_forked_process_refuses() -> None:
                 refused += 1
         os._exit(0 if refused == 4 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    gate.open()
+    barrier.open()
     assert call.result()[0].token_ids == [6, 7, 8]
     assert_all_free(engine)

@@ -10,7 +10,7 @@ import pytest
 
 from nanoinfer import SamplingParams
 from nanoinfer.engine.engine import Engine
-from tests.helpers.async_engines import following, gated, in_a_pass, llm_around
+from tests.helpers.async_engines import following, in_a_pass, llm_around, with_barrier
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
 from tests.helpers.interrupts import Interrupted, raising
 from tests.helpers.waiting import Worker, someone_waits, until
@@ -198,38 +198,38 @@ def strike_main_thread() -> None:
 @pytest.mark.usefixtures("_alarm")
 @pytest.mark.parametrize("where", ["submit", "wait", "stream"])
 def test_a_handler_that_raises_ends_the_main_threads_call_and_no_other(where: str) -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
-    other = in_a_pass(llm, gate, [5], greedy(30))
+    other = in_a_pass(llm, barrier, [5], greedy(30))
 
     def strike() -> None:
         until(lambda: someone_waits(engine), "the main thread's call")
         if where != "submit":
-            gate.let_one_through()
-            until(lambda: gate.arrivals == 2 and len(engine.open_requests.groups) == 2, "a pass with its request")
+            barrier.let_one_through()
+            until(lambda: barrier.arrivals == 2 and len(engine.open_requests.groups) == 2, "a pass with its request")
         strike_main_thread()
 
     striker = Worker(strike)
     with pytest.raises(Interrupted):
         list(llm.stream([50], greedy(2))) if where == "stream" else llm.generate([50], greedy(2))
     striker.result()
-    gate.open()
+    barrier.open()
     assert other.result()[0].token_ids == following(5, 30)
     assert (engine.stats().aborted, engine.stats().finished) == (1, 1)
     assert_all_free(engine)
 
 
 def test_a_handler_may_call_while_its_thread_waits_for_its_own_call() -> None:
-    engine, gate = gated(open_at_once=False)
+    engine, barrier = with_barrier(open_at_once=False)
     llm = llm_around(engine)
     answers = []
 
     def handler(*_: object) -> None:
-        gate.open()
+        barrier.open()
         answers.append(llm.generate([70], greedy(2))[0].token_ids)
 
     def strike() -> None:
-        until(lambda: gate.arrivals, "a pass")
+        until(lambda: barrier.arrivals, "a pass")
         strike_main_thread()
 
     before = signal.signal(signal.SIGALRM, handler)

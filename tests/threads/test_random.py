@@ -10,7 +10,7 @@ import torch
 
 from nanoinfer import LLM, AsyncEngine
 from nanoinfer.model.loader import LoadedModel
-from tests.helpers.async_engines import arrival, assert_all_free, following, gated, idle
+from tests.helpers.async_engines import arrival, assert_all_free, following, idle, with_barrier
 from tests.helpers.engines import V, greedy
 from tests.helpers.pressure import VOCAB, Oracle
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm
@@ -120,7 +120,7 @@ def check_coroutines(seed: int, pass_by_pass: bool) -> None:
         return int(torch.randint(low, high, (1,), generator=generator))
 
     async def test() -> None:
-        engine, gate = gated(
+        engine, barrier = with_barrier(
             not pass_by_pass,
             slots=96,
             rows=8,
@@ -137,19 +137,19 @@ def check_coroutines(seed: int, pass_by_pass: bool) -> None:
                 if integer(0, 4) == 0:
                     await asyncio.sleep(0)
             if pass_by_pass:
-                await arrival(gate, 1)
+                await arrival(barrier, 1)
             cancelled = set()
             for _ in range(16):
-                i, seen = integer(0, COROUTINES), gate.arrivals
+                i, seen = integer(0, COROUTINES), barrier.arrivals
                 if tasks[i].cancel():
                     cancelled.add(i)
                 looking = asyncio.create_task(front.check_integrity())
                 await asyncio.sleep(0)  # both are posted
                 if pass_by_pass:
-                    gate.let_one_through()
-                    await arrival(gate, seen + 1)
+                    barrier.let_one_through()
+                    await arrival(barrier, seen + 1)
                 await looking
-            gate.open()
+            barrier.open()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             for i, result in enumerate(results):
                 if isinstance(result, BaseException):

@@ -1,6 +1,6 @@
 """No test of the quick and the slow tests depends on how fast a machine is: rules over the syntax trees of all tests.
 
-Seconds that the engine or the server under test gets (`timeout_s=`, `drain_timeout_s=` and so on) are no patience of the
+Seconds that the engine or the server under test gets (`timeout_s=`, `drain_timeout_s=` and so on) are no timeout of the
 test, and are not looked at. Nor does a test replace `time.monotonic` or `os.getpid` for all threads: others may use it.
 """
 
@@ -13,11 +13,11 @@ import pytest
 from tests.helpers.waiting import HANG_S
 
 TESTS = Path(__file__).parent.parent
-# Which argument of a call is its patience, if it is no keyword.
-PATIENCE = {"join": 0, "wait": 0, "result": 0, "exception": 0, "settimeout": 0, "set_script_timeout": 0}
-PATIENCE |= {"wait_for": 1, "create_connection": 1, "communicate": 1, "WebDriverWait": 1, "select": 3}
-PATIENCE |= {"Timer": 0, "setitimer": 1, "alarm": 0}  # what interrupts after some time
-# What is under test and has a `timeout` of its own, which is no patience of the test.
+# Which argument of a call is its timeout, if it is no keyword.
+TIMEOUTS = {"join": 0, "wait": 0, "result": 0, "exception": 0, "settimeout": 0, "set_script_timeout": 0}
+TIMEOUTS |= {"wait_for": 1, "create_connection": 1, "communicate": 1, "WebDriverWait": 1, "select": 3}
+TIMEOUTS |= {"Timer": 0, "setitimer": 1, "alarm": 0}  # what interrupts after some time
+# What is under test and has a `timeout` of its own, which is no timeout of the test.
 OWN_TIMEOUT = {"grade", "graded", "build", "measure_startup", "fake"}
 REPLACING = {"setattr", "delattr", "patch", "object"}  # monkeypatch's functions and those of unittest.mock
 SHARED = {
@@ -51,7 +51,7 @@ def impatient(node: ast.AST, in_loop: bool = False) -> Iterator[ast.Call]:
     if isinstance(node, ast.Call):
         name = name_of(node.func)
         seconds = [] if name in OWN_TIMEOUT else [each.value for each in node.keywords if each.arg == "timeout"]
-        seconds += node.args[PATIENCE[name] :][:1] if name in PATIENCE else []
+        seconds += node.args[TIMEOUTS[name] :][:1] if name in TIMEOUTS else []
         if any(map(is_short, seconds)) or (name == "sleep" and not in_loop and any(map(is_short, node.args))):
             yield node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

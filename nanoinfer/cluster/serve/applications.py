@@ -31,7 +31,7 @@ def deploy(settings: ClusterSettings, server: ServerSettings | None = None, rout
     """
     serve.run(replicas_application(settings), name=settings.replicas_name, route_prefix=None)
     handle = serve.get_deployment_handle("Replica", app_name=settings.replicas_name)
-    description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.patience_s)
+    description: Description = handle.describe.remote(Addressed("")).result(timeout_s=settings.replica_timeout_s)
     ingress = ingress_application(settings, server or ServerSettings(), description)
     serve.run(ingress, name=settings.name, route_prefix=route_prefix)
     return description

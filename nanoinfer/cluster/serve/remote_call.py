@@ -92,7 +92,7 @@ class RemoteCall:
 
     Its tokens are those that one engine alone would give: each completion is sent with a seed, and when it moves, with the
     tokens that it has (see `requests/request_builder.py`). It never waits without a limit: a replica that says nothing for
-    `silence_s` has lost it, it looks for a replica for at most `patience_s`, and it moves at most `most_moves` times.
+    `silence_s` has lost it, it looks for a replica for `replica_timeout_s` at most, and moves `most_moves` times at most.
     `replicas`: a ServeReplicas, which sends it.
     `accepted` is set when the first replica has queued it; QueueFullError or InvalidRequestError if none does.
     """
@@ -108,7 +108,7 @@ class RemoteCall:
     ):
         self.request_id, self.call_id, self._ingress = request_id, f"{ingress}-{request_id}", ingress
         self._replicas, self._delivery = replicas, delivery
-        self._silence_s, self._patience_s, self._most_moves = limits
+        self._silence_s, self._replica_timeout_s, self._most_moves = limits
         self._completions = [Completion(i, each) for i, each in enumerate(one_each(request))]
         self._prompt, self._timeout_s = request.prompt, request.timeout_s
         self._started = self._looking_since = time.monotonic()
@@ -169,10 +169,10 @@ class RemoteCall:
 
     async def _wait_for_acceptance(self, answers: AsyncIterator[Answer]) -> bool:
         """False if the replica refuses the call, and another one may take it."""
-        patience = self._patience_s  # for Serve to find a replica that can be reached
+        timeout_s = self._replica_timeout_s  # for Serve to find a replica that can be reached
         while True:
-            answer = await self._next(answers, patience)
-            patience = self._silence_s
+            answer = await self._next(answers, timeout_s)
+            timeout_s = self._silence_s
             if isinstance(answer, Accepted):
                 self.replica, self._looking_since = answer.replica, inf
                 if not self.accepted.done():
@@ -190,7 +190,7 @@ class RemoteCall:
             raise error
         if tried and isinstance(error, QueueFullError) and not self.accepted.done():
             raise error  # all are full
-        if time.monotonic() - self._looking_since > self._patience_s and tried:
+        if time.monotonic() - self._looking_since > self._replica_timeout_s and tried:
             raise ReplicaLostError(f"no replica takes the request: {error}") from error
         self._avoid |= {refused.replica}
         await asyncio.sleep(PAUSE_S if tried else 0)

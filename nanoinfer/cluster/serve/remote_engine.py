@@ -181,7 +181,7 @@ class RemoteEngine:
             request = replace(request, params=replace(request.params, seed=secrets.randbits(63)))
         settings = self._settings
         delivery = Delivery(asyncio.get_running_loop(), max_unread, self._hold)
-        limits = settings.silence_s, settings.patience_s, settings.most_moves
+        limits = settings.silence_s, settings.replica_timeout_s, settings.most_moves
         call = RemoteCall(next(self._ids), request, self._ingress, self._replicas, delivery, limits)
         delivery.request_id = call.request_id
         task = start_task(call.run)

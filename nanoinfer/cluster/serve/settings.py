@@ -68,8 +68,8 @@ class ClusterSettings:
       tokens, `queued_tokens_per_replica` of which are fine. `cpus_per_replica`: what Ray sets aside for each.
     - `policy` and `policy_options`: of POLICIES, see `make_policy`.
     - `name`: of the two applications, NAME (the ingress) and NAME-replicas.
-    - `silence_s`: a replica that says nothing for so long has lost its calls, which move to others. `patience_s`: how long
-      a call looks for a replica that takes it. `most_moves`: how often a call may move before it fails.
+    - `silence_s`: a replica that says nothing for so long has lost its calls, which move to others. `replica_timeout_s`:
+      how long a call looks for a replica that takes it. `most_moves`: how often a call may move before it fails.
     - `drain_timeout_s`: for calls at a replica or ingress that is told to end. `health_check_period_s`: between two
       looks at them; one that does not answer for `health_check_timeout_s` is replaced.
     """
@@ -83,7 +83,7 @@ class ClusterSettings:
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     name: str = "nanoinfer"
     silence_s: float = 15.0
-    patience_s: float = 60.0
+    replica_timeout_s: float = 60.0
     most_moves: int = 4
     drain_timeout_s: float = 30.0
     health_check_period_s: float = 2.0
@@ -94,7 +94,13 @@ class ClusterSettings:
             check_count(name, getattr(self, name), least=1)
         if self.max_replicas is not None:
             check_count("max_replicas", self.max_replicas, least=self.replicas)
-        seconds = ("silence_s", "patience_s", "drain_timeout_s", "health_check_period_s", "health_check_timeout_s")
+        seconds = (
+            "silence_s",
+            "replica_timeout_s",
+            "drain_timeout_s",
+            "health_check_period_s",
+            "health_check_timeout_s",
+        )
         for name in (*seconds, "cpus_per_replica", "queued_tokens_per_replica"):
             check_above_zero(name, getattr(self, name))
         blocks = self.policy_options.get("block_size", self.replica.event_block_size)

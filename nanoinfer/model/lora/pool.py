@@ -27,7 +27,7 @@ Packed = dict[Linear, Any]
 class AdapterPool:
     """`size` slots for adapters of `network`.
 
-    `tables`: what each linear layer adds, by slot. `version` changes when passes that were captured before cannot be used
+    `tables`: what each linear layer adds, by slot. `version` changes when graphs that were captured before cannot be used
     any more. `fetches`: how many have been started.
 
     Only one thread at a time may use it. `executor`: where adapters are fetched.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
+from nanoinfer.requests.tool_calls import HERMES, format_of
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
 from nanoinfer.sampling.grammar.lark import calls_grammar, lark_grammar
 from nanoinfer.sampling.grammar.matcher import Matcher, reason
@@ -163,7 +164,7 @@ class Compiler:
 
     def _compile(self, compiled: Compiled, end: float) -> None:
         try:
-            text = _text_for_compiler(compiled.grammar)
+            text = _text_for_compiler(compiled.grammar, self.vocabulary.tokenizer)
         except (ValueError, RecursionError) as error:
             raise Refusal("is too deep" if isinstance(error, RecursionError) else str(error)) from error
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
@@ -185,7 +186,7 @@ def shared_trials(process: int) -> Trials:
     return trials
 
 
-def _text_for_compiler(grammar: Grammar) -> str:
+def _text_for_compiler(grammar: Grammar, tokenizer: Any) -> str:
     """What llguidance compiles for `grammar`. ValueError when it is too large, or cannot be compiled exactly."""
     from llguidance import LLMatcher
 
@@ -194,7 +195,7 @@ def _text_for_compiler(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(grammar.text)), overrides=COMPACT_JSON)
     if grammar.kind == "tool_calls":
-        return calls_grammar(grammar.text, COMPACT_JSON)
+        return calls_grammar(grammar.text, format_of(tokenizer) or HERMES, COMPACT_JSON)
     if grammar.kind == "grammar":
         return lark_grammar(grammar.text, COMPACT_JSON)
     if grammar.kind == "choice":

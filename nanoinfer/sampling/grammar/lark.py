@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from nanoinfer.requests.tool_calls import BEGIN, END
+from nanoinfer.requests.tool_calls import CallFormat
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
 
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
@@ -91,23 +91,17 @@ def _json_part(name: str, where: str, schema: Any, options: dict[str, Any]) -> d
     return {"name": name, "json_schema": {**prepared, "x-guidance": options}}
 
 
-def calls_grammar(text: str, json_options: dict[str, Any]) -> str:
+def calls_grammar(text: str, call_format: CallFormat, json_options: dict[str, Any]) -> str:
     """What llguidance compiles for `text`: [{name of a function: JSON schema of its arguments}, whether there may be
-    several calls], in the format that requests/tool_calls.py describes. ValueError naming the function whose schema cannot
-    be compiled exactly.
+    several calls]. ValueError naming the function whose schema cannot be compiled exactly.
 
     `json_options`: llguidance's for how JSON is written. Here, as models write calls, there are spaces between its parts.
     """
     functions, parallel = json.loads(text)
     options = {**json_options, "item_separator": ", ", "key_separator": ": "}
-    begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")  # quoted as in a Lark grammar
-    rules = [
-        'start: call ("\\n" call)*' if parallel else "start: call",
-        f"call: {begin} ({' | '.join(f'f{i}' for i in range(len(functions)))}) {end}",
+    parts = [
+        _json_part(f"a{i}", f"the parameters of {name!r}", schema, options)
+        for i, (name, schema) in enumerate(functions.items())
     ]
-    parts = []
-    for i, (name, schema) in enumerate(functions.items()):
-        before = json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
-        rules.append(f'f{i}: {before} @a{i} "}}"')
-        parts.append(_json_part(f"a{i}", f"the parameters of {name!r}", schema, options))
+    rules = call_format.lark_rules(list(functions), parallel)
     return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})

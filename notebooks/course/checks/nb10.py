@@ -12,7 +12,7 @@ RATIOS = (0.0, 0.25, 0.5, 0.75, 1.0)  # exact in binary, so that no result depen
 
 
 @dataclass
-class Wish:
+class RequestSize:
     """What admission needs to know about a request."""
 
     num_tokens: int
@@ -22,7 +22,7 @@ class Wish:
 
 @exercise("10.1", "Does it fit?")
 def _(given: Given) -> str:
-    fits, new, one = given["fits"], Wish(6, 21, 0), Wish(10, 16, 10)
+    fits, new, one = given["fits"], RequestSize(6, 21, 0), RequestSize(10, 16, 10)
     candidates = "The candidate can't have all 21 free slots: the running request holds 10 slots and may need 6 more"
     again = "The 10 slots that the running request holds aren't free, so don't count them again: 21 + 6 are needed"
     half = "With ratio 0.5, reserve half of the 15 tokens to come, rounded up: 6 + 8"
@@ -34,43 +34,54 @@ def _(given: Given) -> str:
         (new, [], 5, 16, 1.0, 1, True, "Evictable slots are available too, because eviction frees them"),
         (new, [one], 21, 0, 1.0, 1, False, candidates),
         (new, [one], 27, 0, 1.0, 1, True, again),
-        (Wish(30, 45, 24), [], 21, 0, 1.0, 1, True, "It already holds the slots of its first 24 tokens: 21 more"),
+        (
+            RequestSize(30, 45, 24),
+            [],
+            21,
+            0,
+            1.0,
+            1,
+            True,
+            "It already holds the slots of its first 24 tokens: 21 more",
+        ),
         (new, [], 14, 0, 0.5, 1, True, half),
         (new, [], 13, 0, 0.5, 1, False, half),
         (new, [], 5, 0, 0.0, 1, False, "Even with ratio 0, a request needs slots for the tokens it has"),
         (new, [], 23, 0, 1.0, 4, False, pages),
         (new, [], 24, 0, 1.0, 4, True, pages),
-        (Wish(6, 9, 4), [Wish(7, 9, 8)], 12, 0, 1.0, 4, True, each),
-        (Wish(6, 9, 4), [Wish(7, 9, 8)], 11, 0, 1.0, 4, False, each),
+        (RequestSize(6, 9, 4), [RequestSize(7, 9, 8)], 12, 0, 1.0, 4, True, each),
+        (RequestSize(6, 9, 4), [RequestSize(7, 9, 8)], 11, 0, 1.0, 4, False, each),
     ]
     expect_rows(fits, rows)
     rng, cases = Random(8), []
     for _ in range(300):
-        page_size, ratio, wishes = rng.choice((1, 2, 4, 16)), rng.choice(RATIOS), list[Wish]()
+        page_size, ratio, requests = rng.choice((1, 2, 4, 16)), rng.choice(RATIOS), list[RequestSize]()
         for _ in range(rng.randint(1, 5)):
             tokens = rng.randint(1, 60)
             held = rng.randint(0, tokens // page_size) * page_size
-            wishes.append(Wish(tokens, tokens + rng.randint(0, 40), held))
-        wanted = sum(_still_needed(wish, ratio, page_size) for wish in wishes)
+            requests.append(RequestSize(tokens, tokens + rng.randint(0, 40), held))
+        wanted = sum(_still_needed(request, ratio, page_size) for request in requests)
         obtainable = max(wanted + rng.choice((-1, 0, 1, rng.randint(-30, 30))), 0)
         evictable = rng.randint(0, obtainable)
-        cases.append((wishes[0], wishes[1:], obtainable - evictable, evictable, ratio, page_size))
+        cases.append((requests[0], requests[1:], obtainable - evictable, evictable, ratio, page_size))
     compare(fits, _fits, cases, hint="count what all of them may still need")
     return f"{len(cases)} admissions decided right"
 
 
-def _still_needed(wish: Wish, ratio: float, page_size: int) -> int:
+def _still_needed(request: RequestSize, ratio: float, page_size: int) -> int:
     """The slots that a request may still need, counted token by token."""
-    to_come, tokens, slots = ratio * (wish.max_kv_len - wish.num_tokens), wish.num_tokens, 0
-    while tokens < wish.num_tokens + to_come:
+    to_come, tokens, slots = ratio * (request.max_kv_len - request.num_tokens), request.num_tokens, 0
+    while tokens < request.num_tokens + to_come:
         tokens += 1
     while slots < tokens:
         slots += page_size
-    return slots - wish.held
+    return slots - request.held
 
 
-def _fits(candidate: Wish, running: list[Wish], free: int, evictable: int, ratio: float, page_size: int) -> bool:
-    return sum(_still_needed(wish, ratio, page_size) for wish in (candidate, *running)) <= free + evictable
+def _fits(
+    candidate: RequestSize, running: list[RequestSize], free: int, evictable: int, ratio: float, page_size: int
+) -> bool:
+    return sum(_still_needed(request, ratio, page_size) for request in (candidate, *running)) <= free + evictable
 
 
 @dataclass

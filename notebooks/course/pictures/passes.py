@@ -230,20 +230,20 @@ def adapter_rows(
         raise ValueError(f"layer={layer!r}: must be a linear layer that adapters may add to")
     names = {path: path.rpartition(".")[2].removesuffix("_proj") for path in parts}
     on_device = {each.slot: each for each in engine.adapters.pool.on_device if each.slot is not None}
-    adapters = {place: on_device[place] for place, _ in rows.groups()}
-    styles = {place: ADAPTERS[i % len(ADAPTERS)] for i, place in enumerate(adapters)}
+    adapters = {slot: on_device[slot] for slot, _ in rows.groups()}
+    styles = {slot: ADAPTERS[i % len(ADAPTERS)] for i, slot in enumerate(adapters)}
     lens = [1] * len(batch.reqs) if batch.prefix_lens is None else (batch.seq_lens - batch.prefix_lens).tolist()
     of_rows = [label for label, n in zip(last_labels(engine), lens, strict=True) for _ in range(n)]
-    tokenizer, places = engine.builder.tokenizer, rows.of_rows.tolist()
+    tokenizer, slots = engine.builder.tokenizer, rows.of_rows.tolist()
     texts = [f"{label}: {_text(tokenizer, i)}" for label, i in zip(of_rows, batch.input_ids.tolist(), strict=True)]
 
     default = f"One pass at {layer.removeprefix('model.')}: {count(total, 'row')}, {count(len(adapters), 'adapter')}"
     sheet = Sheet(default_title=default, **heading)
     sheet.text(sheet.left, sheet.y + 6, "the rows of x, in the order of the pass", weight="bold")
     sheet.y += 18
-    for row, place in enumerate(places):
+    for row, slot in enumerate(slots):
         x = sheet.left + 36 * row
-        sheet.cell(x, sheet.y, 36, HEIGHT, styles.get(place, NONE), str(row), edge=GRID, name=f"row {row}")
+        sheet.cell(x, sheet.y, 36, HEIGHT, styles.get(slot, NONE), str(row), edge=GRID, name=f"row {row}")
     sheet.y += 42
     for x, words in (
         (sheet.left, "in tiles"),
@@ -253,11 +253,11 @@ def adapter_rows(
         sheet.text(x, sheet.y - 8, words, weight="bold")
     order, plan = rows.rows.tolist(), rows.plan.tolist()
     tiles = [plan[1 + 3 * tile : 4 + 3 * tile] for tile in range(plan[0])]
-    members = [(place, order[first : first + length]) for place, first, length in tiles]
-    without = [row for row, place in enumerate(places) if place < 0]
+    of_slots = [(slot, order[first : first + length]) for slot, first, length in tiles]
+    without = [row for row, slot in enumerate(slots) if slot < 0]
     scale, said = W_OUTPUTS / sum(part.columns for part in parts.values()), list[str]()
-    for tile, (place, of) in enumerate([*members, *([(-1, without)] if without else [])]):
-        adapter, style, top = adapters.get(place), styles.get(place, NONE), sheet.y
+    for tile, (slot, of) in enumerate([*of_slots, *([(-1, without)] if without else [])]):
+        adapter, style, top = adapters.get(slot), styles.get(slot, NONE), sheet.y
         own = {path: adapter.parts[path] for path in parts if path in adapter.parts} if adapter else {}
         for row in of:
             sheet.cell(

@@ -47,7 +47,7 @@ def watcher(nodes: Any) -> Any:
 
     replica = ReplicaSettings(options=OPTIONS, threads=1, silence_s=HANG_S, costs=ROUGH_COSTS)
     settings = ClusterSettings(
-        replica, silence_s=30.0, patience_s=HANG_S, health_check_period_s=1.0, health_check_timeout_s=HANG_S
+        replica, silence_s=30.0, replica_timeout_s=HANG_S, health_check_period_s=1.0, health_check_timeout_s=HANG_S
     )
     deploy(settings)
     return Watcher(settings)

@@ -125,6 +125,6 @@ def test_a_drafter_is_right_about_its_workload_and_changes_no_token(story: LLM, 
     assert workload is not None
     job, path = asdict(workload.make_job(story, 0)), str(Path(story.model.path))
     plain = Peer(path, "float32", 1, tokenizer=True)
-    drafting = Peer(path, "float32", 1, tokenizer=True, drafter=drafter, adaptive_drafts=False)
-    assert worker.run(drafting, job)["tokens"] == worker.run(plain, job)["tokens"]
-    assert drafting.engine.stats()["accepted_tokens"] > 100
+    speculative = Peer(path, "float32", 1, tokenizer=True, drafter=drafter, adaptive_drafts=False)
+    assert worker.run(speculative, job)["tokens"] == worker.run(plain, job)["tokens"]
+    assert speculative.engine.stats()["accepted_tokens"] > 100

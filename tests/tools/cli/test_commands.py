@@ -13,7 +13,7 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.cli.main import main
-from nanoinfer.cli.terminal import filled, room, shortened, styled, table
+from nanoinfer.cli.terminal import filled, shortened, styled, table, terminal_width
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.trace import Trace
 from notebooks.tools.files import ROOT
@@ -218,9 +218,9 @@ def test_texts_are_filled_and_shortened() -> None:
 
 def test_files_and_pipes_have_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert room() is None
+    assert terminal_width() is None
     monkeypatch.setenv("COLUMNS", "60")
-    assert room() == 60
+    assert terminal_width() == 60
 
 
 @pytest.mark.parametrize("what", ["demo", "info"])

@@ -3,12 +3,13 @@
 import json
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer
-from nanoinfer.requests.tool_calls import CallParser, call_of, opens_thought
+from nanoinfer.requests.tool_calls import HERMES, CallFormat, CallParser, format_of, opens_thought
 from tests.helpers.texts import TOKENIZER
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
@@ -18,9 +19,11 @@ TAGGED = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> <tool_call>{
 RAW = '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty"}}</tool_call>'
 
 
-def parse(text: str, cuts: list[int], is_thinking: bool = False) -> tuple[str, list[dict[str, Any]]]:
+def parse(
+    text: str, cuts: list[int], is_thinking: bool = False, call_format: CallFormat = HERMES
+) -> tuple[str, list[dict[str, Any]]]:
     """Content and calls of `text`, read in pieces."""
-    parser = CallParser(is_thinking)
+    parser = CallParser(is_thinking, call_format)
     edges = [0, *sorted(cuts), len(text)]
     parts = [part for begin, end in pairwise(edges) for part in parser.read(text[begin:end])]
     parts += parser.read("", last=True)
@@ -99,6 +102,30 @@ def test_a_prompt_that_opens_a_thought_ends_with_its_tag(prompt: str, opens: boo
     assert opens_thought(TOKENIZER, TOKENIZER.encode(prompt)) == opens
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_format_with_other_tags_reads_its_own_calls_and_no_others(size: int) -> None:
+    other = CallFormat("[[call", "call]]")
+    text = f"one {CALL} two {CALL.replace(HERMES.begin, other.begin).replace(HERMES.end, other.end)}three"
+    content, calls = parse(text, list(range(size, len(text), size)), call_format=other)
+    assert content == f"one {CALL} two three"
+    assert [call["function"]["arguments"] for call in calls] == ['{"city": "Oslo", "days": 3}']
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ('{% if tools %}<tool_call>\n{"name": ..., "arguments": ...}', HERMES),
+        ({"default": "", "tool_use": '{% if tools %}<tool_call>{\\"arguments\\": '}, HERMES),
+        ('{% if tools %}{"name": ..., "arguments": ...}', None),
+        ('{% if tools %}<tool_call><function=f>"arguments"', None),
+        (None, None),
+    ],
+)
+def test_the_chat_template_says_which_format_a_model_writes(template: object, found: CallFormat | None) -> None:
+    tokenizer = SimpleNamespace(hf_tokenizer=SimpleNamespace(chat_template=template))
+    assert format_of(tokenizer) is found
+
+
 def test_a_call_is_given_as_soon_as_its_object_is_complete_and_text_at_once() -> None:
     parser = CallParser()
     assert [*parser.read("one ")] == ["one "]
@@ -166,7 +193,7 @@ def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(
     arguments: str, written: str | None, name: str
 ) -> None:
     text = f' {{"id": 7, "{name}": {arguments}, "name": "f"}}'
-    call, end = call_of(text + "]", 0)
+    call, end = HERMES.call_of(text + "]", 0)
     assert (call and call["function"]["arguments"]) == written
     assert call is None or end == len(text)
 
@@ -185,7 +212,7 @@ def test_the_arguments_of_a_call_are_an_object_that_every_client_can_read(
     ],
 )
 def test_a_call_has_a_name(text: str, arguments: str | None) -> None:
-    call, _ = call_of(text, 0)
+    call, _ = HERMES.call_of(text, 0)
     assert (call and call["function"]["arguments"]) == arguments
 
 

@@ -40,7 +40,9 @@ def poisoned(path: Path, value: float, kernels: str, token: int) -> LoadedModel:
     return model
 
 
-def drafting(path: Path, value: float = torch.nan, kernels: str = "auto", token: int = POISON, **options: Any) -> LLM:
+def with_drafts(
+    path: Path, value: float = torch.nan, kernels: str = "auto", token: int = POISON, **options: Any
+) -> LLM:
     options = {"drafter": "model", "num_draft_tokens": 4, "adaptive_drafts": False, **options}
     model = load_model(path, torch.float32, kernels=kernels)
     return tiny_llm(
@@ -79,7 +81,7 @@ def test_a_request_whose_drafts_cannot_be_chosen_has_none_and_goes_on(
     params, prompts = PARAMS[name], [HEALTHY, POISONED, [2, 3, 4]]
     plain = tiny_llm(load_model(path, torch.float32, kernels=kernels), max_running_requests=8)
     wanted = serve(plain, prompts, **params)
-    found = serve(drafting(path, value, kernels), prompts, **params)
+    found = serve(with_drafts(path, value, kernels), prompts, **params)
     assert told(found) == told(wanted)
     assert not any(output.error for output in found)
     assert found[1].drafted_tokens == 0
@@ -100,7 +102,7 @@ def test_drafts_end_where_the_logits_end_to_be_numbers(
     outputs = zip(prompts, serve(plain, prompts, **params), strict=True)
     fit = ((p, output) for p, output in outputs if output.token_ids[3] not in [*p, *output.token_ids[:3]])
     prompt, wanted = next(fit)
-    llm, chosen = drafting(path, token=wanted.token_ids[3], capture=capture), []
+    llm, chosen = with_drafts(path, token=wanted.token_ids[3], capture=capture), []
     captured = draft_runner(llm).captured
     if captured is not None:
         run_ahead = captured.run_ahead
@@ -121,7 +123,7 @@ def test_a_request_whose_drafts_have_ended_writes_nothing_while_others_run_ahead
     texts = [output.token_ids for output in serve(plain, prompts, **fields)]
     pairs = [(i, j) for i in range(len(prompts)) for j in range(len(prompts)) if i != j]
     i, j = next((i, j) for i, j in pairs if texts[i][3] not in [*prompts[i], *texts[i][:3], *prompts[j], *texts[j]])
-    llm = drafting(path, token=texts[i][3], num_draft_tokens=8)
+    llm = with_drafts(path, token=texts[i][3], num_draft_tokens=8)
     for _ in range(2):  # the first time, nothing is captured yet
         llm.generate(shared, SamplingParams(max_new_tokens=1), use_tqdm=False)
         ending, other = serve(llm, [prompts[i], prompts[j]], **fields)
@@ -140,7 +142,7 @@ def test_prompts_are_caught_up_on_in_passes_of_at_most_a_chunk(
 ) -> None:
     """The draft model is the model itself: if its K/V is right, its drafts are."""
     prompts = [[*range(8, 32)] * 3, [*range(10, 30)], [*range(9, 31)] * 2, [1, 2]]
-    llm = drafting(path, chunked_prefill_size=chunk_size, page_size=page_size)
+    llm = with_drafts(path, chunked_prefill_size=chunk_size, page_size=page_size)
     runner, sizes = draft_runner(llm), list[tuple[ForwardMode, int]]()
     forward_batch = runner.forward_batch
 

@@ -222,14 +222,14 @@ def test_the_room_of_a_large_adapter_leaves_with_it(checkpoint: Callable[..., Pa
         llm.load_adapter(name, save_adapter(tmp_path / name, network, rank, rank, ["q_proj"]))
         wanted[name] = llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids
 
-    def rooms() -> set[int]:
+    def ranks_with_memory() -> set[int]:
         return {table.most_ranks for table in pool.tables.values() if isinstance(table, CppLowRank)}
 
-    assert rooms() == {56}
+    assert ranks_with_memory() == {56}
     for leaves, left in (("large", 24), ("middle", RANKS), ("small", RANKS)):
         version = pool.version
         llm.unload_adapter(leaves)
-        assert rooms() == {left}
+        assert ranks_with_memory() == {left}
         assert (pool.version > version) == (leaves != "small")  # passes captured with more room are captured anew
         for name in llm.adapters:
             assert llm.generate([5, 6], PARAMS, adapter=name)[0].token_ids == wanted[name]

@@ -82,8 +82,8 @@ def test_what_could_not_be_followed_for_a_few_tokens_is_refused_before_anything_
 
 
 def test_ignore_eos_forbids_the_end_token_and_the_grammar_still_ends_the_request() -> None:
-    for wish in ({}, {"logit_bias": {EOS: 100.0}}):
-        output = one(engine_with(), regex="b{2,4}", ignore_eos=True, **wish)
+    for options in ({}, {"logit_bias": {EOS: 100.0}}):
+        output = one(engine_with(), regex="b{2,4}", ignore_eos=True, **options)
         assert (output.text, output.finish_reason) == ("bbbb", FinishReason.STOP)
     output = one(engine_with(), regex="b+", ignore_eos=True, max_new_tokens=6)
     assert (output.text, output.finish_reason) == ("bbbbbb", FinishReason.LENGTH)

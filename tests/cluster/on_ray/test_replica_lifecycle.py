@@ -45,7 +45,7 @@ def deployed(nodes: Any, port: int) -> Iterator[Callable[..., tuple[Any, str]]]:
 
     def make(*args: Any, **fields: Any) -> tuple[Any, str]:
         settings = ClusterSettings(
-            *args, name=f"upkeep-{next(NUMBERS)}", drain_timeout_s=1.0, health_check_period_s=1.0, **fields
+            *args, name=f"lifecycle-{next(NUMBERS)}", drain_timeout_s=1.0, health_check_period_s=1.0, **fields
         )
         made.append(settings)
         deploy(settings, ServerSettings(served_model_name="story"))
@@ -100,7 +100,7 @@ def test_a_replica_may_be_a_model_that_is_split(deployed: Any) -> None:
     from nanoinfer.cluster.serve.settings import ReplicaSettings
 
     split = ReplicaSettings(options={**OPTIONS, "tensor_parallel_size": 2}, threads=1, costs=ROUGH_COSTS)
-    watcher, url = deployed(split, 2, cpus_per_replica=2.0, patience_s=HANG_S)
+    watcher, url = deployed(split, 2, cpus_per_replica=2.0, replica_timeout_s=HANG_S)
     until(lambda: len(watcher.names()) == 2, "both replicas")
     asked = bodies(6, 24)
 
