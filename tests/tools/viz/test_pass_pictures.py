@@ -147,8 +147,8 @@ def test_wrong_cells_of_a_mask_are_counted() -> None:
 # --- drafts ----------------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """A drafter that proposes what it is told, by request."""
+class FixedDrafts:
+    """A drafter that proposes given tokens, by request."""
 
     def __init__(self, drafts: dict[int, list[int]]):
         self.drafts = drafts
@@ -164,7 +164,9 @@ def test_a_verify_shows_what_each_row_reads_and_which_drafts_were_right() -> Non
     expected = LLM("story", max_total_tokens=256).generate(prompts[0], params)[0].token_ids
     scheduler = llm.engine.scheduler
     assert isinstance(scheduler, SpeculativeScheduler)
-    scheduler.drafters = [Told({0: [*expected[1:3], *[expected[3] + 1] * 2]})]  # two that are right, and two others
+    scheduler.drafters = [
+        FixedDrafts({0: [*expected[1:3], *[expected[3] + 1] * 2]})
+    ]  # two that are right, and two others
     for prompt in prompts:
         llm.engine.add_request(prompt, params)
     llm.engine.step()
