@@ -1,4 +1,4 @@
-"""TreeObserver: is told what happens to a radix tree, while it happens."""
+"""TreeObserver: is notified of what happens to a radix tree, while it happens."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -25,7 +25,7 @@ class TreeObserver:
     `path_to(node)` is the node and what is above it.
 
     Only `check_key` may raise. If another method raises an Exception, that is logged with its traceback, and the observer
-    is told nothing any more, unless it `stays`. The operation, its caller and the other observers must not fail over who
+    is notified no more, unless it `stays`. The operation, its caller and the other observers must not fail over who
     listens.
     """
 
@@ -78,15 +78,15 @@ class TreeObserver:
 
 
 def _passed_on(method: str) -> Callable[..., None]:
-    def tell(observers: "Observers", *args: object) -> None:
+    def notify(observers: "Observers", *args: object) -> None:
         if observers._all:  # otherwise this was a look at an empty tuple
-            observers.tell(method, *args)
+            observers.notify(method, *args)
 
-    return tell
+    return notify
 
 
 class Observers:
-    """Those who observe one tree. It tells this object, and this object tells them, in the order in which they joined."""
+    """Those who observe one tree. It notifies this object, which notifies them in the order in which they joined."""
 
     used, hit, split = _passed_on("used"), _passed_on("hit"), _passed_on("split")
     inserted, grew = _passed_on("inserted"), _passed_on("grew")
@@ -100,11 +100,11 @@ class Observers:
         return iter(self._all)
 
     def add(self, observer: TreeObserver) -> None:
-        """From now on, tell `observer`, too. It is not told what the tree holds already: see `RadixCache.nodes`."""
+        """From now on, notify `observer`, too, but not of what the tree holds already: see `RadixCache.nodes`."""
         self._all = (*self._all, observer)
 
     def remove(self, observer: TreeObserver) -> None:
-        """Do not tell `observer` any more. Nothing happens if it is not there."""
+        """Notify `observer` no more. Nothing happens if it is not there."""
         self._all = tuple(kept for kept in self._all if kept is not observer)
 
     def check_key(self, extra_key: Hashable) -> None:
@@ -112,7 +112,7 @@ class Observers:
         for observer in self._all:
             observer.check_key(extra_key)
 
-    def tell(self, method: str, *args: object) -> None:
+    def notify(self, method: str, *args: object) -> None:
         """Call this method of each."""
         for observer in self._all:
             try:

@@ -50,7 +50,7 @@ def serve(llm: LLM, asked: Asked) -> list[RequestOutput]:
     return [last[request_id] for request_id in sorted(last)]
 
 
-def told(outputs: Sequence[RequestOutput]) -> list[Any]:
+def contents(outputs: Sequence[RequestOutput]) -> list[Any]:
     """Everything about them that does not depend on when they were computed, but for the log-probabilities' values."""
     return [
         (each.token_ids, each.text, each.finish_reason, each.stop_reason, [*map(list, each.logprobs or [])])
@@ -66,7 +66,7 @@ def values(outputs: Sequence[RequestOutput]) -> list[float]:
 
 
 def check_same(llm: LLM, outputs: Sequence[RequestOutput], plain: Sequence[RequestOutput]) -> None:
-    assert told(outputs) == told(plain)
+    assert contents(outputs) == contents(plain)
     stats = llm.engine.stats()
     if stats.kernels == stats.attention_backend == "cpp":  # whose sums do not depend on the batch
         assert values(outputs) == values(plain)

@@ -108,7 +108,7 @@ def test_the_requests_of_a_replica_that_dies_go_on_elsewhere_with_the_same_token
 
 
 def test_a_router_is_told_later_where_reports_take_time() -> None:
-    class Told(RoundRobin):
+    class Recording(RoundRobin):
         def __init__(self) -> None:
             super().__init__()
             self.batches = list[tuple[str, int]]()
@@ -120,7 +120,7 @@ def test_a_router_is_told_later_where_reports_take_time() -> None:
         def note_snapshot(self, replica: str, snapshot: object) -> None:
             self.batches.append((replica, -1))
 
-    policy = Told()
+    policy = Recording()
     serve_chats(CHATS[:1], policy, replicas=["A"], report_seconds=0.5)
     assert policy.batches[:2] == [("A", 0), ("A", -1)]
     assert [seq for _, seq in policy.batches[2:]] == list(range(1, len(policy.batches) - 1))

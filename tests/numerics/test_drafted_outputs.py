@@ -13,7 +13,17 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.registry import DRAFTERS
 from tests.helpers.checkpoints import greedy
-from tests.helpers.drafts import STEM, WITH_TEXT, Asked, OracleDrafter, check_same, check_streams, noisy, serve, told
+from tests.helpers.drafts import (
+    STEM,
+    WITH_TEXT,
+    Asked,
+    OracleDrafter,
+    check_same,
+    check_streams,
+    contents,
+    noisy,
+    serve,
+)
 from tests.helpers.engines import assert_all_free, step
 from tests.helpers.oracles import VOCAB, make_draft_model
 from tests.helpers.tiny_llm import make_llm_model, tiny_llm, words
@@ -95,7 +105,7 @@ def test_what_is_returned_is_the_same_with_any_drafter_in_any_pool(
         assert stats.accepted_tokens == sum(output.accepted_tokens for output in outputs)
         assert stats.drafted_tokens == sum(output.drafted_tokens for output in outputs)
         assert_all_free(llm.engine)
-    assert {end[2] for end in told(plain)} == {"stop", "length"}
+    assert {end[2] for end in contents(plain)} == {"stop", "length"}
 
 
 def test_streams_say_the_same_in_larger_pieces(model: LoadedModel) -> None:

@@ -12,7 +12,7 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.layers.logits_processor import Likeliest
 from nanoinfer.model.loader import LoadedModel
 from tests.helpers.checkpoints import FAMILIES
-from tests.helpers.drafts import STEM, WITH_TEXT, Asked, check_same, check_streams, serve, told
+from tests.helpers.drafts import STEM, WITH_TEXT, Asked, check_same, check_streams, contents, serve
 from tests.helpers.engines import assert_all_free
 from tests.helpers.kernels import need_cpp
 from tests.helpers.pressure import never_twice_in_a_row
@@ -137,7 +137,7 @@ def test_what_is_returned_is_the_same_in_groups_of_any_size(
     llm = tiny_llm(model, max_running_requests=8, num_scheduler_steps=k, random_seed=0, **POOLS[pool])
     check_same(llm, serve(llm, GROUPED), alone)
     assert_all_free(llm.engine)
-    assert {each[2] for each in told(alone)} == {"stop", "length"}
+    assert {each[2] for each in contents(alone)} == {"stop", "length"}
     if "tight" in pool:
         assert llm.engine.stats().retractions
 

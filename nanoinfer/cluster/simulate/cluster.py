@@ -50,7 +50,7 @@ class Simulation:
             for number in range(settings.replicas)
         }
         self._everything, self._outcome = EverythingSent(), Outcome(settings.replicas)
-        self._told = dict.fromkeys(self.replicas, 0)  # how many batches of events of each replica
+        self._reported = dict.fromkeys(self.replicas, 0)  # how many batches of events of each replica
         for name, replica in self.replicas.items():
             self.policy.add_replica(name)
             if settings.policy == "prefix":
@@ -117,9 +117,9 @@ class Simulation:
 
     def _report(self, feed: BlockFeed, replica: str) -> None:
         """A pass of a replica has ended, which has stored and removed blocks."""
-        batches = feed.since(self._told[replica])
+        batches = feed.since(self._reported[replica])
         assert batches is not None
-        self._told[replica] += len(batches)
+        self._reported[replica] += len(batches)
         if batches:
             self.clock.after(EVENT_DELAY_S, lambda: self._tell_blocks(replica, batches))
 

@@ -22,7 +22,7 @@ from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.scheduler.batch import Batch
 from nanoinfer.scheduler.scheduler import Scheduler
 
-Callback = Callable[[SimRequest], object]
+Hook = Callable[[SimRequest], object]
 
 
 class Clock:
@@ -106,13 +106,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        number: int,
-        config: EngineConfig,
-        costs: PassCosts,
-        clock: Clock,
-        on_first_token: Callback,
-        on_end: Callback,
+        self, number: int, config: EngineConfig, costs: PassCosts, clock: Clock, on_first_token: Hook, on_end: Hook
     ):
         self.number, self._config, self._costs, self._clock = number, config, costs, clock
         self.cache = make_cache(config)

@@ -66,7 +66,7 @@ def serve(llm: LLM, prompts: list[list[int]], **fields: Any) -> list[RequestOutp
     return [last[request_id] for request_id in sorted(last)]
 
 
-def told(outputs: list[RequestOutput]) -> list[Any]:
+def contents(outputs: list[RequestOutput]) -> list[Any]:
     return [(output.token_ids, output.finish_reason, output.error) for output in outputs]
 
 
@@ -82,7 +82,7 @@ def test_a_request_whose_drafts_cannot_be_chosen_has_none_and_goes_on(
     plain = tiny_llm(load_model(path, torch.float32, kernels=kernels), max_running_requests=8)
     wanted = serve(plain, prompts, **params)
     found = serve(with_drafts(path, value, kernels), prompts, **params)
-    assert told(found) == told(wanted)
+    assert contents(found) == contents(wanted)
     assert not any(output.error for output in found)
     assert found[1].drafted_tokens == 0
     assert found[0].accepted_tokens > 0
@@ -109,7 +109,7 @@ def test_drafts_end_where_the_logits_end_to_be_numbers(
         monkeypatch.setattr(captured, "run_ahead", lambda *args: chosen.append(run_ahead(*args)) or chosen[-1])
     for _ in range(2):  # the first time, nothing is captured yet
         (output,) = serve(llm, [prompt], **params)
-        assert told([output]) == told([wanted])
+        assert contents([output]) == contents([wanted])
         assert output.drafted_tokens == output.accepted_tokens == 3
     if captured is not None and not captured.reason:
         assert any((tokens == -1).any() for tokens in chosen if tokens is not None), "passes did not run ahead"
@@ -153,7 +153,7 @@ def test_prompts_are_caught_up_on_in_passes_of_at_most_a_chunk(
     monkeypatch.setattr(runner, "forward_batch", watched)
     plain = tiny_llm(load_model(path, torch.float32), max_running_requests=8, max_total_tokens=1024)
     outputs = serve(llm, prompts, temperature=0)
-    assert told(outputs) == told(serve(plain, prompts, temperature=0))
+    assert contents(outputs) == contents(serve(plain, prompts, temperature=0))
     extends = [size for mode, size in sizes if mode is ForwardMode.EXTEND]
     assert sum(size for _, size in sizes) >= sum(map(len, prompts))
     assert max(extends) > 64 if chunk_size is None else max(extends) <= chunk_size
