@@ -33,6 +33,10 @@ MODEL_FAMILIES.update(
     Qwen3ForCausalLM="nanoinfer.model.qwen",
     Gemma3ForCausalLM="nanoinfer.model.gemma3",
     Phi3ForCausalLM="nanoinfer.model.phi3",
+    Qwen3MoeForCausalLM="nanoinfer.model.qwen_moe",
+    Qwen2MoeForCausalLM="nanoinfer.model.qwen_moe",
+    OlmoeForCausalLM="nanoinfer.model.qwen_moe",
+    MixtralForCausalLM="nanoinfer.model.qwen_moe",
 )
 
 

@@ -36,7 +36,7 @@ class Int4Weights(LinearWeights):
         whole, scale = quantize(weight)
         self.bias = weight.new_zeros(self.out_features, dtype=torch.float32) if bias is None else bias.float()
         self._linear, reason = cpp_function("int4_linear", kernels, weight.dtype)
-        self.selection = Selection("int4", reason)
+        self.selection, self.one_product = Selection("int4", reason), self._linear is not None
         if self._linear is None:
             self.whole, self.scale = whole, scale
         else:

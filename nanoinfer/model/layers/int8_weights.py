@@ -40,7 +40,7 @@ class Int8Weights(LinearWeights):
             raise ValueError(f"quantization='int8': {name}.weight has inf or NaN, must be finite")
         bias = torch.zeros_like(scale) if bias is None else bias.float()
         self._linear, reason = cpp_function("int8_linear", kernels, weight.dtype)
-        self.selection = Selection("int8", reason)
+        self.selection, self.one_product = Selection("int8", reason), self._linear is not None
         if self._linear is None:
             self.whole, self.scale, self.bias = whole, scale, bias
         else:
