@@ -40,7 +40,7 @@ ARGUMENTS = {
     "replay": "PqP",
     "run_ahead": "PqPPPPPPPqqq",
 }
-PRODUCTS = ("linear", "int8_linear", "int4_linear", "linear_silu_and_mul", "linear_gelu_tanh_and_mul")
+PRODUCTS = [name for name in ARGUMENTS if "linear" in name and name != "linear_argmax"]  # see Product
 
 
 class Function:

@@ -1,6 +1,6 @@
 """The linear layers of a mixture of experts: its router, and its experts, each of which multiplies rows of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,14 @@ class Experts(nn.ModuleList):
         """What each expert makes of its rows of `dispatched.x` [N, hidden] → [N, hidden]."""
         inner = self._gate_up_proj.multiply(dispatched.x, dispatched.starts)
         return self._down_proj.multiply(inner, dispatched.starts)
+
+
+def called_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """`module` and all modules in it, except those inside Experts: nobody calls these, and there may be thousands."""
+    yield module
+    if not isinstance(module, Experts):
+        for child in module.children():
+            yield from called_modules(child)
 
 
 class GroupedLinear:

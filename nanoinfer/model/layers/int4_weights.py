@@ -36,7 +36,7 @@ class Int4Weights(LinearWeights):
         whole, scale = quantize(weight)
         self.bias = weight.new_zeros(self.out_features, dtype=torch.float32) if bias is None else bias.float()
         self._linear, reason = cpp_function("int4_linear", kernels, weight.dtype)
-        self.selection, self.one_product = Selection("int4", reason), self._linear is not None
+        self.selection = Selection("int4", reason)
         if self._linear is None:
             self.whole, self.scale = whole, scale
         else:
@@ -57,6 +57,11 @@ class Int4Weights(LinearWeights):
         pointers = (tensor.data_ptr() for tensor in (x, room, self.packed, self.bias, y))
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
+
+    @property
+    def one_product(self) -> bool:
+        """See LinearWeights."""
+        return self._linear is not None
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,7 +40,7 @@ class Int8Weights(LinearWeights):
             raise ValueError(f"quantization='int8': {name}.weight has inf or NaN, must be finite")
         bias = torch.zeros_like(scale) if bias is None else bias.float()
         self._linear, reason = cpp_function("int8_linear", kernels, weight.dtype)
-        self.selection, self.one_product = Selection("int8", reason), self._linear is not None
+        self.selection = Selection("int8", reason)
         if self._linear is None:
             self.whole, self.scale, self.bias = whole, scale, bias
         else:
@@ -59,6 +59,11 @@ class Int8Weights(LinearWeights):
         pointers = (tensor.data_ptr() for tensor in (x, q, scales, self.packed, y))
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
+
+    @property
+    def one_product(self) -> bool:
+        """See LinearWeights."""
+        return self._linear is not None
 
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
         q, row_scale = quantize(x)

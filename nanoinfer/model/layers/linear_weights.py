@@ -24,8 +24,8 @@ class LinearWeights(Protocol):
     A kind may name another one for gate and up, `gated`. That takes the activation's name as its last argument, its
     `multiply` returns what the activation makes of both, and of what adapters add to them (its second argument), and its
     attribute `applies_activation` is true (see GatedLinear).
-    If `multiply` is one call of a Product (see functions.py), the attribute `one_product` may be true. Experts with such
-    weights are multiplied by together (see experts.py).
+    A kind whose attribute `one_product` is true makes one call of a Product in `multiply` (see functions.py), with pointers
+    to its own tensors. All experts of such a kind are multiplied by together (see experts.py).
     A kind that should skip some layers, such as the head, can look at `name` and return DenseWeights for them.
     """
 
