@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -23,13 +24,16 @@ from nanoinfer.model.kernels import TorchKernels
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.linear_weights import DenseWeights
 from nanoinfer.model.loader import load_model
+from nanoinfer.model.lora.peft_files import read_adapter
 from nanoinfer.model.qwen_moe import MoeConfig, SparseMoeBlock
 from tests.helpers.adapters import MIXED, PROMPTS, merged, outputs, save_adapter, three_adapters
 from tests.helpers.checkpoints import MOE_FAMILIES, tiny_config
 from tests.helpers.kernels import CPU, DTYPES, assert_close, need_cpp, random
+from tests.helpers.peft_models import adapt, check_equal, network_of
 from tests.helpers.split_models import split_llm
 
 Checkpoint = Callable[..., Path]
+Oracle = Callable[[Path], transformers.PreTrainedModel]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -153,6 +157,20 @@ def test_adapters_add_to_all_but_experts(checkpoint: Checkpoint) -> None:
     for prompt, name, out in zip(PROMPTS, MIXED, found, strict=True):
         (wanted,) = outputs(models[name] if name else LLM(path, max_total_tokens=256), [prompt], [None])
         assert out.token_ids == wanted.token_ids
+
+
+@pytest.mark.filterwarnings("ignore")  # PEFT warns that it takes parameters for modules
+def test_pefts_adapters_are_read_where_they_add_to_no_expert(
+    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
+) -> None:
+    path, attention = checkpoint("qwen3_moe"), ["q_proj", "v_proj"]
+    for name, family, modules in (("a", path, attention), ("b", checkpoint("qwen2_moe"), "all-linear")):
+        model = adapt(oracle(family), target_modules=modules)
+        model.save_pretrained(tmp_path / name)
+        check_equal(model, read_adapter(tmp_path / name, network_of(family)))
+    adapt(oracle(path), target_modules="all-linear").save_pretrained(tmp_path / "c")
+    with pytest.raises(AdapterError, match=r"target_parameters=.*gate_up_proj.*: is not supported"):
+        read_adapter(tmp_path / "c", network_of(path))
 
 
 def test_an_adapter_of_experts_is_refused_by_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
