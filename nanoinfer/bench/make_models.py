@@ -1,4 +1,5 @@
-"""Makes checkpoints for measurements: Llama shapes with random weights, and the same weights in llama.cpp's format.
+"""Makes checkpoints for measurements: Llama shapes and a mixture of experts (Qwen3-MoE), with random weights, and Llama's
+weights in llama.cpp's format.
 
     python -m nanoinfer.bench.make_models checkpoint models/small-float32 models/small-bfloat16 models/mid-bfloat16
     python -m nanoinfer.bench.make_models gguf models/small-bfloat16                   (needs the package gguf)
@@ -19,7 +20,15 @@ from typing import Any
 SHAPE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
 SIZES = {
     "small": (512, 1536, 8, 8, False),  # 57 M parameters, more than half of them embedding and head
+    "moe": (512, 1024, 8, 8, False),  # 240 M, of which a token multiplies by 47 M
     "mid": (896, 4864, 24, 14, True),  # 386 M: Qwen2.5-0.5B's shape with a vocabulary of 32,000
+}
+EXPERTS = {
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+    "head_dim": 64,
 }
 DTYPES = ("float32", "bfloat16")
 FIELDS = {
@@ -40,7 +49,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
     `changes`: other values for fields of the config. ValueError if the folder's name is not SIZE-DTYPE.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
     size, _, dtype = folder.name.partition("-")
     if size not in SIZES or dtype not in DTYPES:
@@ -48,8 +57,9 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
             f"{folder}: its name must be SIZE-DTYPE with a size of {', '.join(SIZES)} and a dtype of {', '.join(DTYPES)}"
         )
     fields: dict[str, Any] = {**FIELDS, **dict(zip(SHAPE, SIZES[size], strict=True)), **changes}
+    config = Qwen3MoeConfig(**fields, **EXPERTS) if size == "moe" else LlamaConfig(**fields)
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**fields))
+        model = AutoModelForCausalLM.from_config(config)
     model = model.to_empty(device="cpu").to(torch.bfloat16)
     model.tie_weights()
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +71,7 @@ def make_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
             elif "embed_tokens" in name or "lm_head" in name:
                 weights.copy_(0.05 * noise)
             else:  # keeps the scale of activations, so that logits differ
-                weights.copy_(noise / weights.shape[1] ** 0.5)
+                weights.copy_(noise / weights.shape[-1] ** 0.5)
     model = model.to(getattr(torch, dtype))
     model.config.dtype = model.dtype
     model.save_pretrained(folder)

@@ -14,8 +14,8 @@ LlamaForCausalLM). To add one, write a file and add one line below. Outside the 
 
 ModelConfig's fields show what can differ, and a subclass may have more of them. Layers that are put together differently,
 or that have another MLP (see DecoderLayer's `new_mlp`), are the family's `layer_class`. Its modules are named as in the
-checkpoint, and their products are those of Linear, which loads, quantizes and adapts them. Anything else that a family
-does to its logits belongs in `lm_head`, so that prompt log-probabilities see it, too.
+checkpoint (or see `checkpoint_name`), and their products are those of Linear, which loads, quantizes and adapts them.
+Anything else that a family does to its logits belongs in `lm_head`, so that prompt log-probabilities see it, too.
 """
 
 from importlib import import_module
@@ -33,6 +33,10 @@ MODEL_FAMILIES.update(
     Qwen3ForCausalLM="nanoinfer.model.qwen",
     Gemma3ForCausalLM="nanoinfer.model.gemma3",
     Phi3ForCausalLM="nanoinfer.model.phi3",
+    Qwen3MoeForCausalLM="nanoinfer.model.qwen_moe",
+    Qwen2MoeForCausalLM="nanoinfer.model.qwen_moe",
+    OlmoeForCausalLM="nanoinfer.model.qwen_moe",
+    MixtralForCausalLM="nanoinfer.model.qwen_moe",
 )
 
 

@@ -18,6 +18,7 @@ from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.kernels.program import NotCapturableError, Program
 from nanoinfer.model.kernels.select import selection_of
+from nanoinfer.model.layers.experts import called_modules
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.layers.logits_processor import Likeliest, LogitsOutput
 
@@ -144,7 +145,7 @@ class _Source:
 
     def __init__(self, runner: Any):
         self._runner, self._model, self._backend = runner, runner.model, runner.attention_backend
-        modules = list(self._model.modules()) if isinstance(self._model, nn.Module) else []
+        modules = list(called_modules(self._model)) if isinstance(self._model, nn.Module) else []
         self._weights = [(module, module.weights) for module in modules if isinstance(module, Linear)]
         self._parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
         self._hooks = [hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]

@@ -137,6 +137,7 @@ class LlamaForCausalLM(nn.Module):
 
     model_type: ClassVar[str] = "llama"
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    can_be_split: ClassVar[bool] = True  # over several processes
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -155,6 +156,11 @@ class LlamaForCausalLM(nn.Module):
         """Read a `transformers.LlamaConfig`. UnsupportedModelError naming what the family does not support."""
         bias = bool(hf.attention_bias)
         return ModelConfig.of_decoder(hf, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf.mlp_bias))
+
+    @classmethod
+    def checkpoint_name(cls, name: str) -> str:
+        """What checkpoints call the parameter that has `name` here. A family with other names overrides this method."""
+        return name
 
     def load(self, path: Path, as_stored: bool = False) -> None:
         """Fill the parameters from the checkpoint `path`; arguments and errors as `load_weights`."""

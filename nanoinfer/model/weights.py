@@ -164,7 +164,8 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
                 rows = start, start + size
                 targets[f"{parent}.{part}.{kind}"] = Target(parameter.data, *rows, cut_of(module, part))
                 start += size
-    return targets
+    renamed = getattr(model, "checkpoint_name", str)
+    return {renamed(name): target for name, target in targets.items()}
 
 
 def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, StoredTensor], list[str]]:

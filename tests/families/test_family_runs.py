@@ -90,6 +90,8 @@ RUNS = [
     ("gemma3-pattern-two-ropes", 16, "random"),
     ("phi3", 1, "random"),
     ("phi3-mqa-window-tied", 4, "dfs-weight"),
+    ("qwen3-moe", 4, "lpm"),
+    ("mixtral-window-tied", 1, "fcfs"),
 ]
 
 
@@ -166,6 +168,7 @@ def test_greedy_tokens_are_those_of_transformers_however_requests_come_and_wait(
         ("gemma3-pattern-two-ropes", 1, 1, False),
         ("gemma3-pattern-two-ropes", 4, 16, False),
         ("phi3-mqa-window-tied", 1, 6, False),
+        ("qwen3-moe", 1, 6, False),
     ],
 )
 def test_tokens_of_prompts_in_chunks_are_those_of_transformers(

@@ -45,7 +45,10 @@ def test_prefill_extend_and_decode_give_the_logits_of_transformers(
     compare_all_passes(load_model(path), oracle(path), page_size=page_size)
 
 
-@pytest.mark.parametrize("variant", ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama-mqa-biases", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3", "qwen2-moe-window-all-experts"],
+)
 def test_bfloat16_stays_close_to_transformers_in_bfloat16(variant: str, checkpoint: Checkpoint) -> None:
     family, changes = VARIANTS[variant]
     path = checkpoint(family, **changes, dtype="bfloat16")

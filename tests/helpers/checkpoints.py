@@ -16,11 +16,16 @@ CONFIG_CLASSES = {
     "qwen3": transformers.Qwen3Config,
     "gemma3": transformers.Gemma3TextConfig,
     "phi3": transformers.Phi3Config,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "qwen2_moe": transformers.Qwen2MoeConfig,
+    "olmoe": transformers.OlmoeConfig,
+    "mixtral": transformers.MixtralConfig,
     # The engine does not have these: tests add them from outside.
     "gemma2": transformers.Gemma2Config,
-    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "arcee": transformers.ArceeConfig,
 }
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "gemma3", "phi3"]
+MOE_FAMILIES = ["qwen3_moe", "qwen2_moe", "olmoe", "mixtral"]
 TINY = {
     "vocab_size": 320,
     "hidden_size": 64,
@@ -41,14 +46,16 @@ TINY_GEMMA: dict[str, object] = {
     "sliding_window": 5,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
-TINY_EXPERTS: dict[str, object] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [1],
+TINY_EXPERTS: dict[str, object] = {"num_experts": 6, "num_experts_per_tok": 2}
+TINY_QWEN_MOE: dict[str, object] = {**TINY_EXPERTS, "moe_intermediate_size": 48, "norm_topk_prob": True}
+TINY_OF_FAMILY: dict[str, dict[str, object]] = {
+    "gemma2": TINY_GEMMA,
+    "gemma3": TINY_GEMMA,
+    "qwen3_moe": {**TINY_QWEN_MOE, "mlp_only_layers": [1]},
+    "qwen2_moe": {**TINY_QWEN_MOE, "shared_expert_intermediate_size": 40},
+    "olmoe": TINY_EXPERTS,
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
 }
-TINY_OF_FAMILY = {"gemma2": TINY_GEMMA, "gemma3": TINY_GEMMA, "qwen3_moe": TINY_EXPERTS}
 REMOVED = object()  # a value for `edited`
 
 

@@ -63,4 +63,22 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "phi3": ("phi3", {}),
     "phi3-mqa-window-tied": ("phi3", {"num_key_value_heads": 1, "sliding_window": 5, "tie_word_embeddings": True}),
     "phi3-head-dim": ("phi3", {"head_dim": 24, "num_key_value_heads": None}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-every-second-layer": (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2, "mlp_only_layers": [], "num_experts_per_tok": 3, "norm_topk_prob": False},
+    ),
+    "qwen3-moe-window-bias-one-expert": (
+        "qwen3_moe",
+        {"use_sliding_window": True, "sliding_window": 5, "attention_bias": True, "num_experts_per_tok": 1},
+    ),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "qwen2-moe-window-all-experts": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "sliding_window": 4, "qkv_bias": False, "num_experts_per_tok": 6},
+    ),
+    "olmoe": ("olmoe", {}),
+    "olmoe-mqa-biases": ("olmoe", {"num_key_value_heads": 1, "attention_bias": True, "norm_topk_prob": True}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window-tied": ("mixtral", {"sliding_window": 5, "head_dim": 24, "tie_word_embeddings": True}),
 }

@@ -28,7 +28,7 @@ LESSER = {
     "AMX": (NO_AMX, ("test_kernels.py", "test_attention.py")),
     # Nothing in the sources asks for both of the last two, so one library without both of them has every line.
     "AMX, AVX512_BF16 and AVX512_VNNI": (f"{NO_AMX} -mno-avx512bf16 -mno-avx512vnni", ("test_kernels.py",)),
-    "AVX-512": ("-march=haswell", ("test_kernels.py", "test_attention.py", "test_adapter_bits.py")),
+    "AVX-512": ("-march=haswell", ("test_kernels.py", "test_attention.py", "test_adapter_bits.py", "test_experts.py")),
 }
 
 

@@ -14,6 +14,20 @@ class AddedToGates(NamedTuple):
     adapters: torch.Tensor
 
 
+class Dispatched(NamedTuple):
+    """T tokens on their way to `top_k` of E experts each, sorted by expert.
+
+    `x` [T * top_k, size]: expert e has the rows `starts[e]` .. `starts[e + 1] - 1`; `starts` [E + 1] int32. Row
+    `places[t, k]` is token t on its way to the k-th of its experts, whose output counts with `weights[t, k]`: `places`
+    [T, top_k] int32, `weights` [T, top_k] float32.
+    """
+
+    x: torch.Tensor
+    starts: torch.Tensor
+    places: torch.Tensor
+    weights: torch.Tensor
+
+
 class Kernels(Protocol):
     """The operations of a decoder except attention, each on `T` tokens at a time.
 
@@ -87,6 +101,24 @@ class Kernels(Protocol):
 
     def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """`gelu(gate) * up` of `x` = [gate, up] side by side, GELU by its tanh formula: [T, 2 * size] → [T, size]."""
+        ...
+
+    def dispatch(self, x: torch.Tensor, logits: torch.Tensor, top_k: int, normalized: bool) -> Dispatched:
+        """Choose the experts of each token of `x` [T, size]: those of the `top_k` largest `logits` [T, E], the first of
+        equals first. Their weights are the softmax of the logits; if `normalized`, divided by their sum."""
+        ...
+
+    def combine(
+        self,
+        y: torch.Tensor,
+        dispatched: Dispatched,
+        shared: torch.Tensor | None = None,
+        shared_gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The weighted sums of what the experts made of `dispatched.x`, `y` [T * top_k, size] → [T, size].
+
+        `shared` [T, size], for all tokens, is added times the sigmoid of `shared_gate` [T, 1].
+        """
         ...
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from nanoinfer.errors import KernelsUnavailableError
-from nanoinfer.model.kernels.base import AddedToGates
+from nanoinfer.model.kernels.base import AddedToGates, Dispatched
 from nanoinfer.model.kernels.build import library
 from nanoinfer.model.kernels.functions import Function, function, recording
 from nanoinfer.model.kernels.huge_pages import HugePages
@@ -28,6 +28,7 @@ class CppKernels:
         self._silu_and_mul, self._gelu_tanh_and_mul = (function(name, dtype) for name in self._gated_linear)
         self._add_rms_norm, self._norm_heads = function("add_rms_norm", dtype), function("norm_heads", dtype)
         self._rotate, self._scale = function("rotate", dtype), function("scale", dtype)
+        self._dispatch, self._combine = function("dispatch", dtype), function("combine", dtype)
         self._softcap, self._gather_rows = function("softcap", dtype), function("gather_rows")
         self._draw = function("draw")
         type_name = str(dtype).removeprefix("torch.")
@@ -178,6 +179,45 @@ class CppKernels:
         assert x.is_contiguous()
         out = x.new_empty(rows, width // 2)
         function(x.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out
+
+    def dispatch(self, x: torch.Tensor, logits: torch.Tensor, top_k: int, normalized: bool) -> Dispatched:
+        """One call, whatever the router finds."""
+        rows, size = x.shape
+        experts = logits.shape[1]
+        assert len(logits) == rows
+        assert top_k <= experts
+        assert x.is_contiguous()
+        assert logits.is_contiguous()
+        dispatched = Dispatched(
+            x.new_empty(rows * top_k, size),
+            x.new_empty(experts + 1, dtype=torch.int32),
+            x.new_empty(rows, top_k, dtype=torch.int32),
+            x.new_empty(rows, top_k, dtype=torch.float32),
+        )
+        pointers = (tensor.data_ptr() for tensor in (x, logits, *dispatched))
+        self._dispatch(*pointers, rows, size, experts, top_k, normalized)
+        return dispatched
+
+    def combine(
+        self,
+        y: torch.Tensor,
+        dispatched: Dispatched,
+        shared: torch.Tensor | None = None,
+        shared_gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """In the order in which a token's experts were chosen."""
+        rows, top_k = dispatched.places.shape
+        assert len(y) == rows * top_k
+        assert y.is_contiguous()
+        out = y.new_empty(rows, y.shape[1])
+        more = (0, 0)
+        if shared is not None and shared_gate is not None:
+            assert shared.is_contiguous()
+            assert shared_gate.is_contiguous()
+            more = shared.data_ptr(), shared_gate.data_ptr()
+        of_experts = (tensor.data_ptr() for tensor in (y, dispatched.places, dispatched.weights))
+        self._combine(*of_experts, *more, out.data_ptr(), rows, y.shape[1], top_k)
         return out
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -7,6 +7,7 @@
 #include "linear.cpp"
 #include "low_rank.cpp"
 #include "memory.cpp"
+#include "moe.cpp"
 #include "program.h"
 
 #define FOR_TYPE(E, type)                                                                                              \
@@ -24,6 +25,8 @@
     EXPORT(softcap_##type, softcap<E>)                                                                                 \
     EXPORT(store_int8_##type, store_int8<E>)                                                                           \
     EXPORT(attention_##type, attention<E>)                                                                             \
+    EXPORT(dispatch_##type, dispatch<E>)                                                                               \
+    EXPORT(combine_##type, combine<E>)                                                                                 \
     EXPORT(run_ahead_##type, run_ahead_of<E>)                                                                          \
     extern "C" long linear_columns_##type() { return columns_of<E>(); }                                                \
     extern "C" long linear_inputs_##type() { return inputs_of<E>(); }

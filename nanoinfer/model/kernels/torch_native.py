@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding, gelu, linear, silu
 
-from nanoinfer.model.kernels.base import AddedToGates
+from nanoinfer.model.kernels.base import AddedToGates, Dispatched
 
 
 class TorchKernels:
@@ -85,6 +85,30 @@ class TorchKernels:
         """GELU of the first half, times the second half."""
         gate, up = x.chunk(2, dim=-1)
         return gelu(gate, approximate="tanh") * up
+
+    def dispatch(self, x: torch.Tensor, logits: torch.Tensor, top_k: int, normalized: bool) -> Dispatched:
+        """By two stable sorts: of each token's logits, and of all choices by expert."""
+        chosen = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
+        weights = logits.float().softmax(dim=-1).gather(1, chosen)
+        if normalized:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        of_experts, order = chosen.flatten().sort(stable=True)
+        starts = torch.searchsorted(of_experts, torch.arange(logits.shape[1] + 1, device=x.device)).int()
+        places = order.argsort().int().view(chosen.shape)
+        return Dispatched(x[order // top_k], starts, places, weights)
+
+    def combine(
+        self,
+        y: torch.Tensor,
+        dispatched: Dispatched,
+        shared: torch.Tensor | None = None,
+        shared_gate: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """In float32, rounded once."""
+        total = (y[dispatched.places.long()].float() * dispatched.weights[:, :, None]).sum(dim=1)
+        if shared is not None and shared_gate is not None:
+            total += shared_gate.float().sigmoid() * shared
+        return total.to(y.dtype)
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """One product per element."""

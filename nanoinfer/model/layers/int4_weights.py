@@ -91,6 +91,11 @@ class Int4Weights(LinearWeights):
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
 
+    @property
+    def one_product(self) -> bool:
+        """See LinearWeights."""
+        return self._linear is not None
+
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[out, in] → whole numbers [out, groups, 32] int8 and scales [out, groups] float16; missing inputs are 0.

@@ -81,6 +81,11 @@ class Int8Weights(LinearWeights):
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
 
+    @property
+    def one_product(self) -> bool:
+        """See LinearWeights."""
+        return self._linear is not None
+
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
         q, row_scale = quantize(x)
         return finish(exact_sums(q, self.whole), row_scale, self.scale, self.bias, x.dtype)

@@ -24,6 +24,8 @@ class LinearWeights(Protocol):
     A kind may name another one for gate and up, `gated`. That takes the activation's name as its last argument, its
     `multiply` returns what the activation makes of both, and of what adapters add to them (its second argument), and its
     attribute `applies_activation` is true (see GatedLinear).
+    A kind whose attribute `one_product` is true makes one call of a Product in `multiply` (see functions.py), with pointers
+    to its own tensors. All experts of such a kind are multiplied by together (see experts.py).
     A kind that should skip some layers, such as the head, can look at `name` and return DenseWeights for them.
     """
 
@@ -42,7 +44,7 @@ class DenseWeights:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
         self.kernels, self.bias, self.out_features = kernels, bias, len(weight)
-        self.packed = kernels.pack(weight)
+        self.packed, self.one_product = kernels.pack(weight), getattr(kernels, "recordable", False)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x @ weight.T + bias`."""
@@ -64,6 +66,7 @@ class GatedDenseWeights:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str, activation: str):
         self.kernels, self.bias, self.out_features = kernels, bias, len(weight) // 2
         self.activation, self.packed = activation, kernels.pack_gated(weight)
+        self.one_product = getattr(kernels, "recordable", False)
 
     def multiply(self, x: torch.Tensor, added: AddedToGates | None = None) -> torch.Tensor:
         """`activation(gate) * up`, [T, in] → [T, out / 2]. `added`: what adapters add to gates and ups."""

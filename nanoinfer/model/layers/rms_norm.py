@@ -29,8 +29,10 @@ class RMSNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def norm_heads(self, x: torch.Tensor) -> None:
-        """Norm each head of `x` [T, heads, size] in place."""
-        self.kernels.norm_heads(x, self.weight, self.eps)
+        """Norm each head of `x` [T, heads, D] in place, if there are D weights; if heads * D, all of them together."""
+        rows, heads, dim = x.shape
+        size = len(self.weight)
+        self.kernels.norm_heads(x.view(rows, heads * dim // size, size), self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a layer's output `x` to the residual stream; returns `(norm of the sum, the sum)`. May change `residual`.

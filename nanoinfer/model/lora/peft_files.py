@@ -332,7 +332,9 @@ def _read_tensors(file: Path, config: AdapterConfig, targets: dict[str, Projecti
             for key in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
                 match = TENSOR_NAME.fullmatch(key)
                 if match is None or match[1] not in shapes:
-                    problems.append(f"{key}: surplus, {CONFIG_FILE} targets no such projection of this model")
+                    untargeted = f"{CONFIG_FILE} targets no such projection of this model"
+                    reason = "experts cannot have adapters" if ".experts." in key else untargeted
+                    problems.append(f"{key}: surplus, {reason}")
                 elif match[1] in keys:
                     problems.append(f"{key}: surplus, the same tensor as {keys[match[1]]}")
                 else:

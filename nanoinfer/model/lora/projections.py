@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from nanoinfer.model.layers.experts import Experts
 from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
 from nanoinfer.model.layers.low_rank import LowRankPart
 from nanoinfer.model.split import Cut, cut_of
@@ -47,13 +48,14 @@ class LowRank:
 
 def projections(network: nn.Module) -> dict[str, Projection]:
     """Every projection of `network` that an adapter may add to, by its name in checkpoints, such as
-    `model.layers.0.self_attn.q_proj`, layer by layer. The head is none of them, nor are embeddings.
+    `model.layers.0.self_attn.q_proj`, layer by layer. The head is none of them, nor are embeddings and experts.
 
     If a family's checkpoints store several as one tensor (Phi-3), that one is the projection, as in its adapters.
     """
     by_name = {}
+    experts = tuple(f"{path}." for path, module in network.named_modules() if isinstance(module, Experts))
     for path, module in network.named_modules():
-        if not isinstance(module, Linear) or isinstance(module, LMHead):
+        if not isinstance(module, Linear) or isinstance(module, LMHead) or path.startswith(experts):
             continue
         parent, _, name = path.rpartition(".")
         parts = module.parts if isinstance(module, FusedLinear) else {name: module.out_features}

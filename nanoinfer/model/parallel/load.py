@@ -96,7 +96,10 @@ def load_split_model(
     path = resolve_model_path(model).absolute()
     config = ModelConfig.from_pretrained(path)
     Shard(0, size).own_config(config)  # before processes are started
-    _check_inside(size, f"architecture {config.architecture}", find_family(config.architecture))
+    family = find_family(config.architecture)
+    _check_inside(size, f"architecture {config.architecture}", family)
+    if not family.can_be_split:
+        raise ValueError(f"tensor_parallel_size={size}: must be 1, {config.architecture} cannot be split")
     resolved = resolve_device(device)
     if resolved.index is not None:
         raise ValueError(

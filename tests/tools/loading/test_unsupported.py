@@ -96,6 +96,9 @@ LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
         ("phi3", rope("longrope", **LONGROPE), "rope_type='longrope'"),
         ("phi3", rope("default", partial_rotary_factor=0.75), r"partial_rotary_factor=0\.75"),
         ("phi3", {"hidden_act": "relu"}, "hidden_act='relu'"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, r"num_experts_per_tok=7: must be in 1\.\.num_experts=6"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+        ("olmoe", {"clip_qkv": 8.0}, r"clip_qkv=8\.0"),
     ],
 )
 def test_what_a_family_does_not_implement_is_refused_by_name(
@@ -112,7 +115,7 @@ def test_what_a_family_does_not_implement_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128}, "a mixture of experts"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 256}, "a mixture of experts"),
         ({"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}, "a model with vision"),
     ],
 )
