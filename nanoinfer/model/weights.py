@@ -87,8 +87,8 @@ def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) ->
     """Fill `model`'s parameters in place from the safetensors files in the directory `path`, or from the GGUF file `path`.
 
     A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
-    the embedding, as the head, or as both (see `has_own_head`). With `as_stored`, linear layers take the matrices that a
-    GGUF file has in 4 bits as they are.
+    the embedding, as the head, or as both (see `has_own_head`). With `as_stored`, linear layers use the matrices that a
+    GGUF file has in 4 or 8 bits as they are.
 
     Raises FileNotFoundError if there are no such files, and WeightMismatchError naming every tensor that is missing,
     surplus or has another shape, or a damaged file. All names and shapes are checked before the first parameter is written.
