@@ -94,8 +94,6 @@ struct Rounding {
     Floats plus_magic(int i) const { return E::get(all + i) * inverse + MAGIC; }
 };
 
-inline int32_t sum_of(Ints v) { int32_t s = 0; for (int lane = 0; lane < LANES; lane++) s += v[lane]; return s; }
-
 template <class E, int PARTS>
 static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
     Rounding<E> rounding(x, size);
