@@ -28,6 +28,7 @@ SIZES = {
     "max_position_embeddings": "{arch}.context_length",
     "rms_norm_eps": "{arch}.attention.layer_norm_rms_epsilon",
 }
+KV_HEADS = "{arch}.attention.head_count_kv"
 # Tokens that end a text by their names, as in llama.cpp: a file names one of them only.
 ENDS = (
     "<|eot_id|>",
@@ -60,7 +61,7 @@ def read_gguf_config(path: Path) -> PlainConfig:
         "architectures": [ARCHITECTURES[arch]],
         "model_type": find_family(ARCHITECTURES[arch]).model_type,
         "vocab_size": header.tensors[EMBEDDING].shape[0],
-        "num_key_value_heads": header.get("{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": _number(header, KV_HEADS) if header.get(KV_HEADS) is not None else heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in header.tensors,

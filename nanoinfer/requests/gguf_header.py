@@ -31,6 +31,7 @@ NUMBERS = {
     12: "<f8",
 }
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q").unpack_from
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class _Cursor:
         return np.frombuffer(self._bytes(start), dtype)
 
     def text(self) -> str:
-        (length,) = struct.unpack_from("<Q", self.data, self.at)
+        (length,) = LENGTH(self.data, self.at)
         start, self.at = self.at + 8, self.at + 8 + length
         return self._bytes(start).decode()
 
