@@ -1,5 +1,5 @@
 """The tensors of a GGUF file, with the names, the order of rows and the values of the original checkpoint: decoded to
-float32, or in 4 bits as they are."""
+float32, or in few bits as they are."""
 
 import logging
 from collections import Counter
@@ -140,14 +140,15 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def _tensor(header: GGUFHeader, gguf: Any, name: str) -> GGUFTensor:
-    heads = {"attn_q": "head_count", "attn_k": "head_count_kv"} if header.architecture == "llama" else {}
-    of_heads = heads.get(name.split(".")[-2])
+    heads = header.get("{arch}.attention.head_count")
+    of_layer = {"attn_q": heads, "attn_k": header.get("{arch}.attention.head_count_kv") or heads}
+    llama = header.architecture == "llama"
     shifted = header.architecture == "gemma3" and name.endswith("norm.weight")  # there, 1 is added to the weights
     return GGUFTensor(
         header.path,
         header.tensors[name],
         _kind(header, gguf, name),
-        0 if of_heads is None else int(header.get(f"{{arch}}.attention.{of_heads}")),
+        of_layer.get(name.rpartition(".")[0].rpartition(".")[2], 0) if llama else 0,
         -1.0 if shifted else 0.0,
     )
 

@@ -81,7 +81,7 @@ def _of_gemma(header: GGUFHeader, said: dict[str, Any]) -> dict[str, Any]:
     layers, local = said["num_hidden_layers"], said["sliding_window"] is not None
     pattern = header.get(
         "{arch}.attention.sliding_window_pattern", 6
-    )  # how many layers from one that sees all to the next
+    )  # one of so many layers sees all, or each layer's
     sliding = [(i + 1) % pattern > 0 for i in range(layers)] if isinstance(pattern, int) else [*map(bool, pattern)]
     kinds = ["sliding_attention" if local and each else "full_attention" for each in sliding]
     own_rope = {"rope_type": "default", "rope_theta": _shortest(header.get("{arch}.rope.freq_base_swa", 10000.0))}

@@ -129,4 +129,6 @@ def _read(cursor: _Cursor, path: Path) -> GGUFHeader:
     alignment = metadata.get("general.alignment", 32)
     first = -(-cursor.at // alignment) * alignment
     tensors = {name: TensorInfo(shape, kind, first + offset) for name, (shape, kind, offset) in infos.items()}
+    if any(tensor.start > len(cursor.data) for tensor in tensors.values()):
+        raise ValueError(f"it ends after {len(cursor.data)} bytes")
     return GGUFHeader(path, metadata, tensors)
