@@ -116,28 +116,43 @@ inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const
 // sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
 template <bool MINIMUM, int M, int PARTS>
 static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
+    constexpr int SIDE = LANES == 16 && M > 1 ? 2 : 1;  // panels that share what is read of x
 #pragma GCC unroll 4
-    for (int p = 0; p < COLUMNS; p += LANES) {
-        Ints of_parts[M][PARTS] = {};
+    for (int p = 0; p < COLUMNS; p += SIDE * LANES) {
+        Ints of_parts[M][SIDE][PARTS] = {};
 #pragma GCC unroll 4
         for (int eight = 0; eight < EIGHTS; eight++) {
-            Ints both = ahead<Ints>(words + eight * COLUMNS + p), low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+            Ints low[SIDE], high[SIDE];
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDE; side++) {
+                Ints both = ahead<Ints>(words + eight * COLUMNS + p + side * LANES);
+                low[side] = both & 0x0f0f0f0f, high[side] = both >> 4 & 0x0f0f0f0f;
+            }
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 3
                 for (int part = 0; part < PARTS; part++) {
                     const int32_t* quads = x[m * stride].parts[part] + 2 * eight;
-                    of_parts[m][part] = dot(dot(of_parts[m][part], low, quads[0] - Ints{}), high, quads[1] - Ints{});
+                    Ints first = quads[0] - Ints{}, second = quads[1] - Ints{};
+#pragma GCC unroll 2
+                    for (int side = 0; side < SIDE; side++) {
+                        Ints& sum = of_parts[m][side][part];
+                        sum = dot(dot(sum, low[side], first), high[side], second);
+                    }
                 }
         }
-        const uint16_t* after = (const uint16_t*)(words + EIGHTS * COLUMNS) + p;
-        Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
+#pragma GCC unroll 2
+        for (int side = 0; side < SIDE; side++) {
+            const uint16_t* after = (const uint16_t*)(words + EIGHTS * COLUMNS) + p + side * LANES;
+            Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) {
-            const Group<PARTS>& group = x[m * stride];
-            Floats sum = add_products<!MINIMUM>(load<Floats>(sums + m * COLUMNS + p), scale, of_parts[m], group);
-            if (MINIMUM) sum = multiply_add(minimum, group.total - Floats{}, sum);
-            store(sums + m * COLUMNS + p, sum);
+            for (int m = 0; m < M; m++) {
+                const Group<PARTS>& group = x[m * stride];
+                float* to = sums + m * COLUMNS + p + side * LANES;
+                Floats sum = add_products<!MINIMUM>(load<Floats>(to), scale, of_parts[m][side], group);
+                if (MINIMUM) sum = multiply_add(minimum, group.total - Floats{}, sum);
+                store(to, sum);
+            }
         }
     }
 }
