@@ -129,37 +129,45 @@ inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const
 // sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
 template <Weights W, int M, int PARTS>
 static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
+    constexpr int SIDE = LANES == 16 && M > 1 ? 2 : 1;  // panels that share what is read of x
 #pragma GCC unroll 4
-    for (int p = 0; p < COLUMNS; p += LANES) {
-        Ints of_parts[M][PARTS] = {};
-#pragma GCC unroll 8
-        for (int quad = 0; W == BYTES && quad < QUADS; quad++) {
-            Ints q = ahead<Ints>(words + quad * COLUMNS + p);
+    for (int p = 0; p < COLUMNS; p += SIDE * LANES) {
+        Ints of_parts[M][SIDE][PARTS] = {};
 #pragma GCC unroll 4
-            for (int m = 0; m < M; m++)
-#pragma GCC unroll 3
-                for (int part = 0; part < PARTS; part++)
-                    of_parts[m][part] = dot(of_parts[m][part], q, x[m * stride].parts[part][quad] - Ints{});
-        }
-#pragma GCC unroll 4
-        for (int eight = 0; W != BYTES && eight < EIGHTS; eight++) {
-            Ints both = ahead<Ints>(words + eight * COLUMNS + p), low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+        for (int eight = 0; eight < EIGHTS; eight++) {
+            Ints low[SIDE], high[SIDE];
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDE; side++) {
+                const int32_t* from = words + (W == BYTES ? 2 : 1) * eight * COLUMNS + p + side * LANES;
+                low[side] = ahead<Ints>(from);
+                high[side] = W == BYTES ? ahead<Ints>(from + COLUMNS) : low[side] >> 4 & 0x0f0f0f0f;
+                if (W != BYTES) low[side] &= 0x0f0f0f0f;
+            }
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 3
                 for (int part = 0; part < PARTS; part++) {
                     const int32_t* quads = x[m * stride].parts[part] + 2 * eight;
-                    of_parts[m][part] = dot(dot(of_parts[m][part], low, quads[0] - Ints{}), high, quads[1] - Ints{});
+                    Ints first = quads[0] - Ints{}, second = quads[1] - Ints{};
+#pragma GCC unroll 2
+                    for (int side = 0; side < SIDE; side++) {
+                        Ints& sum = of_parts[m][side][part];
+                        sum = dot(dot(sum, low[side], first), high[side], second);
+                    }
                 }
         }
-        const uint16_t* after = (const uint16_t*)(words + Q_WORDS<W>) + p;
-        Floats scale = from_float16(after), minimum = W == MINIMUMS ? from_float16(after + COLUMNS) : Floats{};
+#pragma GCC unroll 2
+        for (int side = 0; side < SIDE; side++) {
+            const uint16_t* after = (const uint16_t*)(words + Q_WORDS<W>) + p + side * LANES;
+            Floats scale = from_float16(after), minimum = W == MINIMUMS ? from_float16(after + COLUMNS) : Floats{};
 #pragma GCC unroll 4
-        for (int m = 0; m < M; m++) {
-            const Group<PARTS>& group = x[m * stride];
-            Floats sum = add_products<W>(load<Floats>(sums + m * COLUMNS + p), scale, of_parts[m], group);
-            if (W == MINIMUMS) sum = multiply_add(minimum, group.total - Floats{}, sum);
-            store(sums + m * COLUMNS + p, sum);
+            for (int m = 0; m < M; m++) {
+                const Group<PARTS>& group = x[m * stride];
+                float* to = sums + m * COLUMNS + p + side * LANES;
+                Floats sum = add_products<W>(load<Floats>(to), scale, of_parts[m][side], group);
+                if (W == MINIMUMS) sum = multiply_add(minimum, group.total - Floats{}, sum);
+                store(to, sum);
+            }
         }
     }
 }
