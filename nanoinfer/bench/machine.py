@@ -53,6 +53,8 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
         """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
+        if path.is_file():
+            raise ValueError(f"{path}: must be a folder with config.json: engines are compared on those, not on GGUF")
         config = json.loads((path / "config.json").read_text())
         sizes = dict[str, int]()
         for file in path.glob("*.safetensors"):

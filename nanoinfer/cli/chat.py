@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.cli.generate import note, read_text
-from nanoinfer.cli.options import add_engine_options, add_sampling_options, load, sampling_params
+from nanoinfer.cli.options import (
+    add_engine_options,
+    add_model,
+    add_sampling_options,
+    choose_model,
+    load,
+    sampling_params,
+)
 from nanoinfer.cli.terminal import filled, one_line, styled, table, terminal_width
 from nanoinfer.sampling_params import SamplingParams
 
@@ -30,14 +37,16 @@ COMMANDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
+    add_model(parser)
     parser.add_argument("--system", help="the system message at the beginning of the conversation")
     parser.set_defaults(run=run)
     add_sampling_options(parser)
-    add_engine_options(parser)
+    add_engine_options(parser, but=["model"])
 
 
 def run(args: argparse.Namespace) -> None:
     """Read turns and answer them until the input ends. An error or Ctrl-C ends the turn in a terminal, else the command."""
+    choose_model(args)
     params = sampling_params(args)
     llm = load(args, needs_text=True)
     chat = Chat(llm, params, args.system, next(iter(llm.adapters), None))

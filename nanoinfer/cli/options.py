@@ -71,6 +71,21 @@ def add_engine_options(parser: argparse.ArgumentParser, but: Sequence[str] = ())
             _add(group, name, settings)
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model as the command's own argument, or as an option. `choose_model` reads it."""
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint folder, GGUF file, Hub name (story)"
+    )
+    parser.add_argument("--model", help="the same as MODEL")
+
+
+def choose_model(args: argparse.Namespace) -> None:
+    """Set `args.model`. ValueError if there are two."""
+    if args.name is not None and args.model is not None:
+        raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
+    args.model = args.name or args.model or "story"
+
+
 def add_sampling_options(parser: argparse.ArgumentParser, names: Iterable[str] = SAMPLING) -> None:
     """Options for these fields of SamplingParams, which `sampling_params` reads."""
     group = parser.add_argument_group("sampling")

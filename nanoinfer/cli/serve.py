@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from nanoinfer.cli.options import add_engine_options, llm_options, load
+from nanoinfer.cli.options import add_engine_options, add_model, choose_model, llm_options, load
 
 if TYPE_CHECKING:
     from nanoinfer.cluster.serve.settings import ClusterSettings
@@ -27,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serves a model with OpenAI's protocol. Ctrl-C or SIGTERM: requests that are being served are finished first."
     )
-    parser.add_argument(
-        "name", nargs="?", metavar="MODEL", help="bundled name, checkpoint folder, GGUF file, Hub name (story)"
-    )
-    parser.add_argument("--model", help="the same as MODEL")
+    add_model(parser)
     group = parser.add_argument_group("server")
     add: Any = group.add_argument
     several: Any = {"action": "append", "default": []}
@@ -64,11 +61,9 @@ def begin(args: argparse.Namespace) -> None:
     from nanoinfer.server import check_installed
 
     check_installed()
-    if args.name is not None and args.model is not None:
-        raise ValueError(f"--model {args.model}: MODEL is given as well ({args.name})")
+    choose_model(args)
     if not 0 <= args.port <= 65535:
         raise ValueError(f"--port {args.port}: must be in 0..65535")
-    args.model = args.name or args.model or "story"
     if not int(os.environ.get("RANK", 0)):  # torchrun's
         print(f"nanoinfer loads {args.model} ...", flush=True)
 

@@ -74,7 +74,9 @@ class ModelConfig:
             except UnsupportedModelError as error:
                 raise UnsupportedModelError(f"{path}: {error}") from error
         if not (path / "config.json").is_file():
-            raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
+            raise FileNotFoundError(
+                f"{path}: no config.json there, so this is not a Hugging Face checkpoint; a GGUF file is given as FILE.gguf"
+            )
         try:
             config = cls.from_hf_config(read_plain_config(path / "config.json") or _read_any_config(path))
             checkpoint_format(path)

@@ -1,26 +1,30 @@
 """The tensors of a GGUF file, with the names, the order of rows and the values of the original checkpoint: decoded to
-float32, or in 4 bits as they are."""
+float32, or in few bits as they are."""
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
-from nanoinfer.model.layers.linear import FusedLinear, Groups, Linear
+from nanoinfer.model.layers.int4_weights import Int4Weights
+from nanoinfer.model.layers.int8_groups import Int8Groups
+from nanoinfer.model.layers.linear_weights import FewBits, LinearWeights
 from nanoinfer.requests.gguf_header import GGUFHeader, TensorInfo, read_header
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # the types that are not quantized
 ROPE_FACTORS = "rope_freqs.weight"  # gguf_config.py reads it
-# The types in groups of 32 numbers of 4 bits, with a scale, and what is subtracted from the numbers; None: with a minimum.
-GROUPS = {"Q4_0": 8, "Q4_1": None}
-TIED = "model.embed_tokens.weight"  # what a head without weights of its own has
+# The types that are used as they are, in groups of 32 numbers with a scale, and what makes weights of them.
+GROUPS: dict[str, Callable[..., LinearWeights]] = {
+    "Q4_0": partial(Int4Weights.from_groups, minimum=None),
+    "Q4_1": Int4Weights.from_groups,
+    "Q8_0": Int8Groups,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +67,22 @@ class GGUFTensor:
     def slices(self) -> torch.Tensor:
         return self.read()
 
-    def groups(self) -> Groups:
-        """The numbers of one of GROUPS as Int4Weights takes them. A group is stored as scale, minimum (if there is one) and
-        16 bytes: the first half of the numbers in their low halves, the second in the high ones."""
-        less = GROUPS[self.kind.name]
-        halves = 1 if less is not None else 2
-        groups = torch.from_numpy(self.rows().copy()).view(self.shape[0], -1, 2 * halves + 16)
-        scale, *minimum = groups[..., : 2 * halves].contiguous().view(torch.float16).unbind(-1)
-        numbers = groups[..., 2 * halves :]
-        whole = torch.cat((numbers & 15, numbers >> 4), dim=-1)
-        return whole.to(torch.int8) - (less or 0), scale, minimum[0] if minimum else None
+    def few_bits(self) -> FewBits | None:
+        """For one of GROUPS: `whole` [out, groups, 32] int8, `scale` and Q4_1's `minimum` [out, groups] float16.
+
+        A group is stored as scale, minimum and numbers: 32 bytes, or 16 with the first half of the numbers in their low
+        halves and the second in the high ones.
+        """
+        if self.kind.name not in GROUPS:
+            return None
+        names = ("scale", "minimum") if self.kind.name == "Q4_1" else ("scale",)
+        groups = torch.from_numpy(self.rows().copy()).view(self.shape[0], self.shape[1] // 32, -1)
+        halves = groups[..., : 2 * len(names)].contiguous().view(torch.float16).unbind(-1)
+        whole = groups[..., 2 * len(names) :]
+        if self.kind.name != "Q8_0":
+            whole = torch.cat((whole & 15, whole >> 4), dim=-1)
+        signed = whole.contiguous().view(torch.int8) - (8 if self.kind.name == "Q4_0" else 0)
+        return GROUPS[self.kind.name], {"whole": signed, **dict(zip(names, halves, strict=True))}
 
     def _num_bytes(self) -> int:
         from gguf import GGML_QUANT_SIZES
@@ -100,43 +110,16 @@ def gguf_tensors(path: Path, names: Collection[str]) -> dict[str, GGUFTensor]:
     return tensors
 
 
-def take_groups(network: nn.Module, stored: Mapping[str, Any]) -> set[str]:
-    """Give each linear layer of `network` its `groups`, if all its matrices in `stored` (GGUFTensors) have one type, and it
-    is in GROUPS. Returns the names of those that need not be decoded then."""
-    taken = set[str]()
-    for path, module in network.named_modules():
-        if isinstance(module, Linear) and module.weight is not None:
-            parent = path.rpartition(".")[0]
-            parts = [f"{parent}.{part}" for part in module.parts] if isinstance(module, FusedLinear) else [path]
-            names = [f"{part}.weight" for part in parts]
-            tensors = [stored.get(name, stored.get(TIED)) for name in names]
-            kinds = {tensor.kind.name for tensor in tensors}
-            if len(kinds) == 1 and kinds <= GROUPS.keys():
-                whole, scale, minimum = zip(*(tensor.groups() for tensor in tensors), strict=True)
-                device = module.weight.device
-                minimums = None if None in minimum else torch.cat(minimum).to(device)
-                module.groups = torch.cat(whole).to(device), torch.cat(scale).to(device), minimums
-                taken |= stored.keys() & set(names)
-    matrices = {name: tensor.kind.name for name, tensor in stored.items() if len(tensor.shape) > 1}
-    as_they_are = Counter(kind for name, kind in matrices.items() if name in taken)
-    decoded = Counter(kind for name, kind in matrices.items() if name not in taken)
-    logger.info("GGUF: matrices used as they are: %s; decoded: %s", _counts(as_they_are), _counts(decoded))
-    return taken
-
-
-def _counts(counter: Counter[str]) -> str:
-    return ", ".join(f"{count} of {kind}" for kind, count in counter.most_common()) or "none"
-
-
 def _tensor(header: GGUFHeader, gguf: Any, name: str) -> GGUFTensor:
-    heads = {"attn_q": "head_count", "attn_k": "head_count_kv"} if header.architecture == "llama" else {}
-    of_heads = heads.get(name.split(".")[-2])
+    heads = header.get("{arch}.attention.head_count")
+    of_layer = {"attn_q": heads, "attn_k": header.get("{arch}.attention.head_count_kv") or heads}
+    llama = header.architecture == "llama"
     shifted = header.architecture == "gemma3" and name.endswith("norm.weight")  # there, 1 is added to the weights
     return GGUFTensor(
         header.path,
         header.tensors[name],
         _kind(header, gguf, name),
-        0 if of_heads is None else int(header.get(f"{{arch}}.attention.{of_heads}")),
+        of_layer.get(name.rpartition(".")[0].rpartition(".")[2], 0) if llama else 0,
         -1.0 if shifted else 0.0,
     )
 

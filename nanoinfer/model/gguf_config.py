@@ -28,6 +28,7 @@ SIZES = {
     "max_position_embeddings": "{arch}.context_length",
     "rms_norm_eps": "{arch}.attention.layer_norm_rms_epsilon",
 }
+KV_HEADS = "{arch}.attention.head_count_kv"
 # Tokens that end a text by their names, as in llama.cpp: a file names one of them only.
 ENDS = (
     "<|eot_id|>",
@@ -60,7 +61,7 @@ def read_gguf_config(path: Path) -> PlainConfig:
         "architectures": [ARCHITECTURES[arch]],
         "model_type": find_family(ARCHITECTURES[arch]).model_type,
         "vocab_size": header.tensors[EMBEDDING].shape[0],
-        "num_key_value_heads": header.get("{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": _number(header, KV_HEADS) if header.get(KV_HEADS) is not None else heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
         "tie_word_embeddings": HEAD not in header.tensors,
@@ -80,7 +81,7 @@ def _of_gemma(header: GGUFHeader, said: dict[str, Any]) -> dict[str, Any]:
     layers, local = said["num_hidden_layers"], said["sliding_window"] is not None
     pattern = header.get(
         "{arch}.attention.sliding_window_pattern", 6
-    )  # how many layers from one that sees all to the next
+    )  # one of so many layers sees all, or each layer's
     sliding = [(i + 1) % pattern > 0 for i in range(layers)] if isinstance(pattern, int) else [*map(bool, pattern)]
     kinds = ["sliding_attention" if local and each else "full_attention" for each in sliding]
     own_rope = {"rope_type": "default", "rope_theta": _shortest(header.get("{arch}.rope.freq_base_swa", 10000.0))}

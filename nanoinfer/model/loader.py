@@ -15,7 +15,7 @@ from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
-from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels
+from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels, selection_of
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
@@ -212,7 +212,7 @@ def load_model(
     model_impl: str = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's, and then, without `quantization`,
-    what a GGUF file has in 4 bits stays as it is. `max_context_len`: None keeps the
+    the C++ kernels use what a GGUF file has in 4 or 8 bits as it is. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
     (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
@@ -244,8 +244,8 @@ def load_model(
     network = family(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
-    unchanged = vocab_size in (None, own.vocab_size)
-    network.load(path, as_stored=unchanged and split is quantization is asked_for is None)
+    unchanged, in_cpp = vocab_size in (None, own.vocab_size), selection_of(chosen).name == "cpp"
+    network.load(path, as_stored=unchanged and split is quantization is asked_for is None and in_cpp)
     if vocab_size is not None and not unchanged:
         resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)

@@ -9,12 +9,15 @@ Here they become floating-point numbers again, in float32. Activations stay prec
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
+from nanoinfer.model.layers.int4_weights import GROUP, Int4Weights
+from nanoinfer.model.layers.linear_weights import FewBits
 from nanoinfer.requests.tokenizer_files import read_object
 
 QUANTIZE_CONFIG = "quantize_config.json"  # AutoGPTQ writes it beside a config.json that need not say anything of it
@@ -46,6 +49,19 @@ class Quantized:
         if self.zero is not None:
             q = q - self.zero.float()[:, group]
         return q * self.scale.float()[:, group]
+
+    def groups(self) -> dict[str, torch.Tensor] | None:
+        """The same weight as Int4Weights takes it, if that has exactly these numbers."""
+        (outputs, inputs), size = self.q.shape, self.q.shape[1] // self.scale.shape[1]
+        ordered = self.group is None or torch.equal(self.group, torch.arange(inputs) // size)
+        scale = self.scale.half().repeat_interleave(size // GROUP, dim=1)
+        if self.q.is_floating_point() or size % GROUP or inputs % size or len(self.scale) < outputs or not ordered:
+            return None
+        zero = 0 if self.zero is None else self.zero.int().repeat_interleave(size, dim=1)
+        whole = self.q.int() - zero
+        if whole.min() < -8 or whole.max() > 7 or not torch.equal(self.scale.half().float(), self.scale.float()):
+            return None
+        return {"whole": whole.to(torch.int8).view(outputs, -1, GROUP), "scale": scale}
 
 
 @dataclass(frozen=True)
@@ -87,14 +103,23 @@ class QuantizedTensor:
 
     def read(self) -> torch.Tensor:
         """Float32. WeightMismatchError if parts are missing or do not fit together."""
+        return self._decode().dequantize()
+
+    def _decode(self) -> Quantized:
         try:
-            return self.format.decode({part: stored.read() for part, stored in self.parts.items()}).dequantize()
+            quantized = self.format.decode({part: stored.read() for part, stored in self.parts.items()})
+            quantized.dequantize()  # fails if the tensors do not fit together
+            return quantized
         except (KeyError, IndexError, RuntimeError, ValueError, StopIteration) as error:
             name = getattr(self.parts[self._main], "name", "")
             raise WeightMismatchError(f"{self.file}: {name} is not as {self.format.name} has it: {error!r}") from error
 
     def slices(self) -> torch.Tensor:
         return self.read()
+
+    def few_bits(self) -> FewBits | None:
+        groups = self._decode().groups()
+        return None if groups is None else (FOUR_BITS, groups)
 
 
 def join_parts(where: Mapping[str, Any], quantized: CheckpointFormat, names: Collection[str]) -> dict[str, Any]:
@@ -217,6 +242,7 @@ def _check(field: str, value: Any, allowed: Any) -> Any:
     return value
 
 
+FOUR_BITS = partial(Int4Weights.from_groups, minimum=None)
 PLAIN_LAYOUTS = ("int-quantized", "float-quantized", "naive-quantized")
 METHODS: dict[str, Callable[[dict[str, Any]], CheckpointFormat]] = {
     "gptq": _gptq,

@@ -6,8 +6,9 @@ A checkpoint is what StoredTensors it has: those of safetensors files, found her
 import json
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from nanoinfer.errors import WeightMismatchError
-from nanoinfer.model.layers.linear import FusedLinear
+from nanoinfer.model.layers.linear import FusedLinear, Linear
+from nanoinfer.model.layers.linear_weights import FewBits
 from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
-from nanoinfer.model.quantized_checkpoint import QuantizedTensor, checkpoint_format, join_parts
+from nanoinfer.model.quantized_checkpoint import checkpoint_format, join_parts
 from nanoinfer.model.split import Cut, cut_of
 from nanoinfer.requests.gguf_header import SUFFIX
 
@@ -63,6 +65,10 @@ class StoredTensor(Protocol):
         """What gives a part of the tensor when it is indexed."""
         ...
 
+    def few_bits(self) -> FewBits | None:
+        """What is stored, if a Linear can use it as it is."""
+        ...
+
 
 @dataclass(frozen=True)
 class SafeTensor:
@@ -86,13 +92,16 @@ class SafeTensor:
     def slices(self) -> Any:
         return self.tensors.get_slice(self.name)
 
+    def few_bits(self) -> None:
+        return None
+
 
 def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) -> None:
     """Fill `model`'s parameters in place from the safetensors files in the directory `path`, or from the GGUF file `path`.
 
     A checkpoint of a base model (LlamaModel) names its tensors without `model.`. A tied model's one table may be stored as
-    the embedding, as the head, or as both (see `has_own_head`). With `as_stored`, linear layers take the matrices that a
-    GGUF file has in 4 bits as they are.
+    the embedding, as the head, or as both (see `has_own_head`). With `as_stored`, linear layers use matrices in few
+    bits as they are, where they can.
 
     Raises FileNotFoundError if there are no such files, and WeightMismatchError naming every tensor that is missing,
     surplus or has another shape, or a damaged file. All names and shapes are checked before the first parameter is written.
@@ -116,16 +125,33 @@ def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) ->
     if problems:
         shown = "; ".join(problems[:10]) + (f"; and {len(problems) - 10} more" if len(problems) > 10 else "")
         raise WeightMismatchError(f"{path}: {shown}")
-    if quantized := [stored for stored in where.values() if isinstance(stored, QuantizedTensor)]:
-        logger.warning("%s: %d weights of %s become plain ones", path, len(quantized), quantized[0].format.name)
-    taken = set[str]()
-    if as_stored and Path(path).suffix == SUFFIX:
-        from nanoinfer.model.gguf import take_groups
-
-        taken = take_groups(model, where)
+    used = use_few_bits(model, where) if as_stored else set()
+    matrices = {name for name, stored in where.items() if not isinstance(stored, SafeTensor) and len(stored.shape) > 1}
+    if matrices:
+        counts = len(matrices & used), len(matrices - used)
+        logger.info("%s: %d matrices are used in few bits, as they are, and %d are decoded", path, *counts)
     for name, target in targets.items():
-        if name not in taken:
+        if name not in used:
             target.fill(where[name])
+
+
+def use_few_bits(model: nn.Module, where: Mapping[str, StoredTensor]) -> set[str]:
+    """Have each linear layer of `model` use its matrices in `where` as they are stored, if all of them are in few bits of
+    one kind. Returns the names of those that need not be decoded then."""
+    used = set[str]()
+    for path, module in model.named_modules():
+        if isinstance(module, Linear) and module.weight is not None:
+            parent = path.rpartition(".")[0]
+            parts = [f"{parent}.{part}" for part in module.parts] if isinstance(module, FusedLinear) else [path]
+            names = [f"{part}.weight" for part in parts]
+            stored = [(where.get(name) or where[EMBEDDING]).few_bits() for name in names]  # a tied head is not there
+            makers = {id(few and few[0]) for few in stored}
+            if len(makers) == 1 and stored[0] is not None:
+                matrices = [few[1] for few in stored if few is not None]
+                whole = {name: torch.cat([matrix[name] for matrix in matrices]) for name in matrices[0]}
+                module.as_stored = partial(stored[0][0], **whole)
+                used |= where.keys() & set(names)
+    return used
 
 
 def has_own_head(path: str | Path) -> bool:

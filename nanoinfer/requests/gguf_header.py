@@ -31,6 +31,7 @@ NUMBERS = {
     12: "<f8",
 }
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q").unpack_from
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class _Cursor:
         return np.frombuffer(self._bytes(start), dtype)
 
     def text(self) -> str:
-        (length,) = struct.unpack_from("<Q", self.data, self.at)
+        (length,) = LENGTH(self.data, self.at)
         start, self.at = self.at + 8, self.at + 8 + length
         return self._bytes(start).decode()
 
@@ -128,4 +129,6 @@ def _read(cursor: _Cursor, path: Path) -> GGUFHeader:
     alignment = metadata.get("general.alignment", 32)
     first = -(-cursor.at // alignment) * alignment
     tensors = {name: TensorInfo(shape, kind, first + offset) for name, (shape, kind, offset) in infos.items()}
+    if any(tensor.start > len(cursor.data) for tensor in tensors.values()):
+        raise ValueError(f"it ends after {len(cursor.data)} bytes")
     return GGUFHeader(path, metadata, tensors)

@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import ModelConfig
+from nanoinfer.model.layers.int4_weights import Int4Weights
 from nanoinfer.model.llama import LlamaForCausalLM
+from nanoinfer.model.loader import load_model
 from nanoinfer.model.weights import checkpoint_targets, load_weights
 from tests.helpers.checkpoints import edited, greedy, save_checkpoint
 
@@ -105,6 +107,7 @@ def compressed(layout: str, **weights: Any) -> Way:
         height, width = {"tensor": (rows, columns), "channel": (1, columns), "group": (1, size)}.get(strategy) or block
         cells = weight.reshape(rows // height, height, columns // width, width)
         scale, zero = calculate_qparams(cells.amin((1, 3)), cells.amax((1, 3)), scheme.weights)
+        scale = scale.bfloat16().float()  # as files have them
         if strategy == "tensor":
             scale, zero = scale.reshape(1), zero.reshape(1)
         state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero}
@@ -206,6 +209,23 @@ def test_tokens_are_those_of_transformers_with_these_weights(case: str, plain: P
         [[5, 6, 7, 8, 9]], SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
     )[0]
     assert output.token_ids == greedy(model, [5, 6, 7, 8, 9], 12)
+
+
+@pytest.mark.parametrize(
+    ("case", "stays"), [("gptq", True), ("w4a16", True), ("gptq asymmetric", False), ("w8a16", False)]
+)
+def test_four_bits_stay_as_they_are_where_ours_say_exactly_the_same(
+    case: str, stays: bool, plain: Path, tmp_path: Path
+) -> None:
+    wanted = quantized(plain, tmp_path / "model", *CASES[case])
+    weights = load_model(tmp_path / "model").model.model.layers[0].mlp.down_proj.weights
+    assert isinstance(weights, Int4Weights) == stays
+    unit = torch.eye(128)  # its products are the weights' columns
+    torch.testing.assert_close(
+        weights.multiply(unit).T, wanted["model.layers.0.mlp.down_proj.weight"], rtol=1e-5, atol=0
+    )
+    asked = load_model(tmp_path / "model", dtype="float32").model.model.layers[0].mlp.down_proj.weights
+    assert not isinstance(asked, Int4Weights)
 
 
 def test_a_file_beside_the_config_says_that_a_checkpoint_is_of_gptq(plain: Path, tmp_path: Path) -> None:

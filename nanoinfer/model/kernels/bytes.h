@@ -12,9 +12,11 @@ typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 #if defined(__AVX512F__)
 inline Bytes lowest_bytes(Ints v) { return (Bytes)_mm512_cvtepi32_epi8((__m512i)v); }
 inline int32_t largest(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
+inline int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 #else
 inline Bytes lowest_bytes(Ints v) { return __builtin_convertvector(v, Bytes); }
 inline int32_t largest(Ints v) { int32_t m = v[0]; for (int i = 1; i < LANES; i++) m = std::max(m, v[i]); return m; }
+inline int32_t sum_of(Ints v) { int32_t s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 #endif
 
 // The magnitudes of floats as bits, whose order is that of the floats

@@ -16,9 +16,10 @@ from nanoinfer.errors import KernelsUnavailableError
 # Each is one word of 8 bytes (program.h says how they are read).
 ARGUMENTS = {
     "linear": "PPPPqqq",
-    "int8_linear": "PPPPPqqq",
+    "int8_linear": "PPPPqqq",
     "int4_linear": "PPPPPqqq",
     "int4_minimum_linear": "PPPPPqqq",
+    "int8_groups_linear": "PPPPPqqq",
     "linear_silu_and_mul": "PPPPPPqqq",
     "linear_gelu_tanh_and_mul": "PPPPPPqqq",
     "low_rank": "PPPPPPPqqq",

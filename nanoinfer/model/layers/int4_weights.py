@@ -1,11 +1,12 @@
-"""Int4Weights: linear weights in 4 bits, one scale per output channel and group of 32 inputs; activations stay precise.
+"""Int4Weights: linear weights in 4 bits, each group of 32 inputs with a scale and a minimum; activations stay precise.
 
-    w ≈ scale * q, q whole in -8..7          or, with a minimum for each group: w ≈ scale * q + minimum, q whole in 0..15
-    y = float32 sum over groups of scale * (sum over the group of x * q) (+ minimum * (sum of x)) + bias, rounded to the
-        model's dtype
+    w ≈ scale * q + minimum, q whole in 0..15
+    y = float32 sum over groups of scale * (sum of x * q) + minimum * (sum of x), plus bias, rounded to the model's type
 
-4.5 bits per weight: 32 times 4, and 16 for the scale, in float16; with minimums, 5 bits. The C++ kernel writes x as
-whole numbers of 15 bits (float32: 23), with a power of two for each group, and so adds up products exactly; see int4.cpp.
+5 bits per weight: 32 times 4, and 16 for each of scale and minimum, which are in float16. (Weights that come in groups may
+have no minimum: w = scale * q, q whole in -8..7.) The C++ kernel writes x as whole numbers of 15 bits (float32: 23), with a
+power of two for each group, and so adds up products exactly; see int4.cpp. The head gets 8 bits, because errors in logits
+cost most.
 """
 
 import torch
@@ -13,11 +14,12 @@ from torch.nn.functional import pad
 
 from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.kernels.select import Selection
+from nanoinfer.model.layers.int8_weights import Int8Weights
 from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 
 GROUP = 32
-STEPS = (6, 6.5, 7, 7.5, 8, 8.5, 9)  # from 0 to a group's largest weight; what is then beyond -8..7 is clamped
+STEPS = (15, 14, 13)  # from a group's smallest weight to its largest
 PART = 4096  # groups quantized at a time: they stay in the processor's cache
 TILE_ROWS = 16  # what the C++ kernel pads activations to
 
@@ -27,13 +29,13 @@ class Int4Weights(LinearWeights):
 
     `packed` [blocks of columns, groups, words] int32 is what int4.cpp reads. Without that kernel, `whole` [out, groups, 32]
     int8, `scale` and `minimum` (or None) [out, groups] are kept, and `selection` says why plain torch multiplies by them.
-    ValueError for a weight with NaN or anything from 1e5 on, which float16 could not scale.
+    ValueError for a weight with NaN or anything from 3e4 on, which may not fit into float16.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
-        if not weight.abs().amax() < 1e5:
-            raise ValueError(f"quantization='int4': {name}.weight has NaN or too large numbers, must be below 1e5")
-        self._keep(*quantize(weight), None, bias, kernels, weight.shape[1])
+        if not weight.abs().amax() < 3e4:
+            raise ValueError(f"quantization='int4': {name}.weight has NaN or too large numbers, must be below 3e4")
+        self._keep(*quantize(weight), bias, kernels, weight.shape[1])
 
     @classmethod
     def from_groups(
@@ -97,31 +99,43 @@ class Int4Weights(LinearWeights):
         return self._linear is not None
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] → whole numbers [out, groups, 32] int8 and scales [out, groups] float16; missing inputs are 0.
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[out, in] → whole numbers [out, groups, 32] int8, scales and minimums [out, groups] float16; missing inputs are 0.
 
-    Each of STEPS gives whole numbers q = round(group * steps / -largest), clamped to -8..7. The scale that fits them best
-    is (group · q) / q², which leaves the squared error group² - (group · q)² / q². The best of these scales is rounded to
-    float16, and the group is rounded once more, with that scale.
+    Each of STEPS gives a scale and whole numbers. The line that fits these best, by least squares, gives the next scale and
+    minimum, and these the next whole numbers, twice. Of the results in float16, the one with the smallest error is taken.
     """
     groups = pad(weight, (0, -weight.shape[1] % GROUP)).view(-1, GROUP)
     parts = [_quantize_part(part.float()) for part in groups.split(PART)]
-    whole, scale = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return whole.view(len(weight), -1, GROUP), scale.view(len(weight), -1)
+    whole, scale, minimum = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return whole.view(len(weight), -1, GROUP), scale.view(len(weight), -1), minimum.view(len(weight), -1)
 
 
-def _quantize_part(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True))
-    scale, explained = torch.ones_like(largest), torch.zeros_like(largest)
+def _quantize_part(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    low, high = groups.aminmax(dim=1, keepdim=True)
+    mean = groups.mean(dim=1, keepdim=True)
+    best: tuple[torch.Tensor, ...] = (groups, low, low)
+    least = torch.full_like(low, torch.inf)
     for steps in STEPS:
-        q = (groups * torch.where(largest == 0, 0, -steps / largest)).round_().clamp_(-8, 7)
-        product = (groups * q).sum(dim=1, keepdim=True)
-        fit = product / q.square_().sum(dim=1, keepdim=True).clamp_(min=1)
-        better = fit * product > explained
-        explained, scale = torch.where(better, fit * product, explained), torch.where(better, fit, scale)
-    scale = scale.half()
-    inverse = torch.where(scale == 0, 0, 1 / scale.float())
-    return (groups * inverse).round_().clamp_(-8, 7).to(torch.int8), scale
+        scale = (high - low) / steps
+        minimum = (low + high) / 2 - 7.5 * scale
+        for _ in range(2):
+            q = _nearest(groups, scale, minimum)
+            middle = q.mean(dim=1, keepdim=True)
+            spread = (q - middle).square_().sum(dim=1, keepdim=True)
+            fit = ((q - middle) * (groups - mean)).sum(dim=1, keepdim=True) / spread
+            scale = torch.where(spread > 0, fit, scale)
+            minimum = mean - scale * middle
+        scale, minimum = scale.half(), minimum.half()
+        q = _nearest(groups, scale.float(), minimum.float())
+        error = (q * scale + minimum - groups).square_().sum(dim=1, keepdim=True)
+        best = tuple(torch.where(error < least, new, old) for new, old in zip((q, scale, minimum), best, strict=True))
+        least = torch.minimum(error, least)
+    return best[0].to(torch.int8), best[1].half(), best[2].half()
+
+
+def _nearest(groups: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+    return ((groups - minimum) / scale).nan_to_num_(0).round_().clamp_(0, 15)
 
 
 def pack(whole: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> torch.Tensor:
@@ -142,4 +156,9 @@ def pack(whole: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None)
     return torch.cat(words, dim=2)
 
 
-QUANTIZATIONS["int4"] = Int4Weights
+def four_bits(weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str) -> LinearWeights:
+    """The kind `int4`: Int4Weights, but Int8Weights for the head."""
+    return (Int8Weights if name == "lm_head" else Int4Weights)(weight, bias, kernels, name)
+
+
+QUANTIZATIONS["int4"] = four_bits

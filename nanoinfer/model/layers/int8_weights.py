@@ -1,10 +1,12 @@
-"""Int8Weights: linear weights in 8 bits, one scale per output channel; activations in 8 bits, one scale per token.
+"""Int8Weights: linear weights in 8 bits, one scale per output channel; activations in 8 bits, one scale per group of 128.
 
-    x ≈ row_scale * q, w ≈ column_scale * w8; q and w8 are whole numbers in -127..127, the scales max|x| / 127, max|w| / 127
-    y = float32(sum of q * w8) * (column_scale * row_scale) + bias, rounded to the model's dtype
+    each 64 inputs of x and w are turned by a Hadamard matrix H first: x · w = (H x) · (H w) / 64
+    H x ≈ group_scale * q, H w / 64 ≈ column_scale * w8; q and w8 are whole numbers in -127..127, the scales max|·| / 127
+    y = (float32 sum over groups of float32(sum of q * w8) * group_scale) * column_scale + bias, rounded to the model's type
 
-The sums are exact, so neither their order nor the instructions that make them matter: the C++ kernel (int8.cpp) and the
-plain torch below give the same bits on every machine. Symmetric scales per channel and token: Yao et al., ZeroQuant (2022).
+Some channels of real activations are many times as large as all others, and would leave these few of the 8 bits. H spreads
+each number over 64 (Ashkboos et al., QuaRot, 2024). A group's sum is exact, and the rest is done in one order. So the C++
+kernel (int8.cpp) and the plain torch below give the same bits on every machine.
 """
 
 import torch
@@ -16,26 +18,21 @@ from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_fu
 from nanoinfer.registry import QUANTIZATIONS
 
 LARGEST = 127
-MOST_INPUTS = (2**31 - 1) // LARGEST**2  # sums of more products might not fit in 32 bits
-EXACT_IN_FLOAT32 = 2**24 // LARGEST**2  # so many products of two such numbers add up without rounding
-TILE_INPUTS, TILE_ROWS = 64, 16  # what the C++ kernel pads activations to
+TURNED, GROUP = 64, 128  # inputs that are turned together, and whose activations share a scale
+TILE_ROWS = 16  # what the C++ kernel pads activations to
 
 
 class Int8Weights(LinearWeights):
     """`weight` [out, in], `bias` [out] or None, `name`: as for DenseWeights.
 
-    `packed` [groups, in / 4 + 3, columns] int32 is what int8.cpp reads. Without that kernel, `whole` [out, in] int8,
-    `scale` [out] and `bias` [out] float32 are kept, and `selection` says why plain torch multiplies by them.
-    ValueError for more inputs than MOST_INPUTS, and for a weight with inf or NaN.
+    `packed` [blocks of columns, in / 4 + 2, columns] int32 is what int8.cpp reads. Without that kernel, `whole` [out, in up
+    to 64s] int8, `scale` and `bias` [out] float32 are kept, and `selection` says why plain torch multiplies by them.
+    ValueError for a weight with inf or NaN.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str):
         self.out_features, self.in_features = weight.shape
-        if self.in_features > MOST_INPUTS:
-            raise ValueError(
-                f"quantization='int8': {name} has {self.in_features} inputs, must be at most {MOST_INPUTS}"
-            )
-        whole, scale = quantize(weight)
+        whole, scale = quantize(turned(weight) / TURNED)
         if not scale.isfinite().all():
             raise ValueError(f"quantization='int8': {name}.weight has inf or NaN, must be finite")
         bias = torch.zeros_like(scale) if bias is None else bias.float()
@@ -46,38 +43,16 @@ class Int8Weights(LinearWeights):
         else:
             self.packed = on_huge_pages(pack(whole, scale, bias), kernels)
 
-    @classmethod
-    def from_groups(
-        cls, whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str
-    ) -> "Int8Weights":
-        """Weights that are in 8 bits already, and 32 inputs share a scale: `scale * whole` (Q8_0 in GGUF).
-
-        `whole` [out, groups, 32] int8, `scale` [out, groups] float16. Activations stay precise; plain torch multiplies.
-        ValueError for scales that are not finite.
-        """
-        if not scale.isfinite().all():
-            raise ValueError(f"{name}: its 8-bit weights have scales with inf or NaN, must be finite")
-        self = cls.__new__(cls)
-        self.out_features, self.in_features = len(whole), whole[0].numel()
-        self._linear, self.selection = None, Selection("int8", "plain torch, since each group has its scale")
-        self.whole, self.scale = whole, scale
-        self.bias = scale.new_zeros(len(whole), dtype=torch.float32) if bias is None else bias.float()
-        return self
-
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in] in the model's dtype → [T, out]."""
-        if self._linear is None and self.scale.ndim == 2:
-            weight = (self.whole * self.scale.float()[..., None]).flatten(1)
-            return (x.float() @ weight.T + self.bias).to(x.dtype)
         if self._linear is None:
             return self._in_torch(x)
         assert x.shape[1] == self.in_features
         x, rows = x.contiguous(), len(x)
         y = x.new_empty(rows, self.out_features)
-        tiles = -(-rows // TILE_ROWS) * -(-self.in_features // TILE_INPUTS)
-        q = torch.empty(tiles * TILE_ROWS * TILE_INPUTS, dtype=torch.uint8)
-        scales = torch.empty(rows, dtype=torch.float32)
-        pointers = (tensor.data_ptr() for tensor in (x, q, scales, self.packed, y))
+        tiles, groups = -(-rows // TILE_ROWS), -(-self.in_features // GROUP)
+        room = torch.empty(tiles * TILE_ROWS * groups, GROUP + 8, dtype=torch.int8)
+        pointers = (tensor.data_ptr() for tensor in (x, room, self.packed, y))
         self._linear(*pointers, rows, self.in_features, self.out_features)
         return y
 
@@ -87,47 +62,43 @@ class Int8Weights(LinearWeights):
         return self._linear is not None
 
     def _in_torch(self, x: torch.Tensor) -> torch.Tensor:
-        q, row_scale = quantize(x)
-        return finish(exact_sums(q, self.whole), row_scale, self.scale, self.bias, x.dtype)
+        numbers = turned(x)
+        sums = numbers.new_zeros(len(x), self.out_features)
+        for group, weights in zip(numbers.split(GROUP, dim=1), self.whole.float().split(GROUP, dim=1), strict=True):
+            q, scale = quantize(group)
+            sums += (q.float() @ weights.T) * scale[:, None]  # the sums of products are below 2^24, so they are exact
+        return (sums * self.scale + self.bias).to(x.dtype)
 
 
-def quantize(rows: torch.Tensor, most: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, size] → whole numbers [n, size] int8 and scales [n] float32. A row with inf or NaN gets the scale NaN; a row with
-    nothing above 1e-30 becomes 0. `most`: the largest magnitude in each whole row, if these are only parts of rows."""
-    rows = rows.float()
-    most = rows.abs().amax(dim=1) if most is None else most
+def turned(rows: torch.Tensor) -> torch.Tensor:
+    """[n, size] → float32 [n, size up to a multiple of 64]: each 64 of a row (or 0s) times the Hadamard matrix."""
+    numbers = pad(rows.float(), (0, -rows.shape[1] % TURNED))
+    step = 1
+    while step < TURNED:  # each pair that is `step` apart becomes its sum and its difference
+        first, second = numbers.view(len(rows), -1, 2, step).unbind(2)
+        numbers = torch.stack((first + second, first - second), dim=2).flatten(1)
+        step *= 2
+    return numbers
+
+
+def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, size] float32 → whole numbers [n, size] int8 and scales [n] float32. A row with inf or NaN gets the scale NaN;
+    one with nothing above 1e-30 becomes 0."""
+    most = rows.abs().amax(dim=1)
     largest = rows.new_full((), LARGEST)  # as a tensor: by a number, torch multiplies by 1 / it
     inverse = torch.where((most >= 1e-30) & most.isfinite(), largest / most, 0)
     whole = (rows.nan_to_num(0, 0, 0) * inverse[:, None]).round().to(torch.int8)
     return whole, torch.where(most.isfinite(), most / largest, torch.nan)
 
 
-def exact_sums(q: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The sums of products of `q` [n, in] and `whole` [out, in], both int8: int32 [n, out]."""
-    sums = torch.zeros(len(q), len(whole), dtype=torch.int32, device=q.device)
-    for first in range(0, q.shape[1], EXACT_IN_FLOAT32):
-        part = slice(first, first + EXACT_IN_FLOAT32)
-        sums += (q[:, part].float() @ whole[:, part].float().T).int()
-    return sums
-
-
-def finish(
-    sums: torch.Tensor, row_scale: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """What `exact_sums` [n, out] stand for, in `dtype`: scaled by `row_scale` [n] and `scale` [out], plus `bias` [out]."""
-    return (sums.float() * (scale * row_scale[:, None]) + bias).to(dtype)
-
-
 def pack(whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """[out, in], [out], [out] → [groups, in / 4 + 3, columns] int32, in the order in which int8.cpp reads it."""
+    """[out, in], [out], [out] → [blocks, in / 4 + 2, columns] int32, in the order in which int8.cpp reads it."""
     side = columns()
-    out_features, in_features = whole.shape
-    more = -out_features % side
-    whole = pad(whole, (0, -in_features % TILE_INPUTS, 0, more))
-    words = whole.view(-1, side, whole.shape[1] // 4, 4).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
-    offset = 128 * whole.sum(dim=1, dtype=torch.int32)
-    after = [pad(scale, (0, more)).view(torch.int32), offset, pad(bias, (0, more)).view(torch.int32)]
-    return torch.cat((words, *(numbers.view(-1, 1, side) for numbers in after)), dim=1)
+    more = -len(whole) % side
+    unsigned = pad(whole, (0, 0, 0, more)).to(torch.uint8) ^ 128  # adds 128 to each
+    words = unsigned.view(-1, side, whole.shape[1] // 4, 4).transpose(1, 2).contiguous().view(torch.int32)[..., 0]
+    after = (pad(numbers, (0, more)).view(torch.int32).view(-1, 1, side) for numbers in (scale, bias))
+    return torch.cat((words, *after), dim=1)
 
 
 QUANTIZATIONS["int8"] = Int8Weights

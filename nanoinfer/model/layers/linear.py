@@ -1,6 +1,7 @@
 """Layers with a matrix of weights: the embedding, and linear layers, single and fused. A fused one computes several of a
 checkpoint's projections in one matrix product."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,6 @@ from nanoinfer.model.kernels.base import AddedToGates
 from nanoinfer.model.layers import int4_weights, int8_weights  # noqa: F401  (they register their kinds)
 from nanoinfer.model.layers.linear_weights import LinearWeights
 from nanoinfer.registry import QUANTIZATIONS
-
-Groups = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # the first arguments of Int4Weights.from_groups
 
 
 class Embedding(nn.Module):
@@ -37,7 +36,7 @@ class Linear(nn.Module):
     The weight loader fills `weight` [out, in]. Then `pack` turns it into `weights`, which do the multiplication.
     """
 
-    groups: Groups | None = None  # in place of `weight`, if the checkpoint has it in 4 bits
+    as_stored: Callable[..., LinearWeights] | None = None  # makes `weights` of what a checkpoint has in few bits
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
@@ -56,11 +55,11 @@ class Linear(nn.Module):
         """
         assert self.weight is not None, "packed already"
         bias = None if self.bias is None else self.bias.data
-        if self.groups is not None:
-            self.weights = int4_weights.Int4Weights.from_groups(*self.groups, bias, kernels, name)
+        if self.as_stored is not None:
+            self.weights = self.as_stored(bias=bias, kernels=kernels, name=name)
         else:
             self.weights = QUANTIZATIONS[quantization](self.weight.data, bias, kernels, name)
-        self.weight = self.groups = None
+        self.weight = self.as_stored = None
 
     def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """`x` [T, in_features] → [T, out_features], with what the tokens' `adapters` add."""
@@ -96,7 +95,7 @@ class GatedLinear(FusedLinear):
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
         gated = getattr(QUANTIZATIONS[quantization], "gated", None)
-        if gated is None or self.groups is not None:
+        if gated is None or self.as_stored is not None:
             super().pack(kernels, quantization, name)
         else:
             assert self.weight is not None, "packed already"

@@ -5,6 +5,7 @@ One line adds a kind: `QUANTIZATIONS["mine"] = MyWeights`. Then `LLM(model, quan
 with it.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -32,6 +33,10 @@ class LinearWeights(Protocol):
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in] → [T, out], bias included."""
         ...
+
+
+# What makes weights from numbers in few bits that a checkpoint has, and these, by argument: tensors [out, ...].
+FewBits = tuple[Callable[..., LinearWeights], dict[str, torch.Tensor]]
 
 
 class DenseWeights:

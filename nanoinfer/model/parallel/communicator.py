@@ -56,18 +56,15 @@ class Communicator(ABC):
             total += part
         return total if exact else total.to(x.dtype)
 
-    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
-        """The maximum of all ranks' `x`, in every rank. NaN counts as the largest."""
-        return torch.stack(self._gather_all(x)).amax(dim=0)
-
     def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
         """The columns of all ranks side by side, in rank 0; None in the others. `x` [T, widths[rank]]."""
-        padded = torch.nn.functional.pad(x, (0, max(widths) - x.shape[1])).contiguous()
         self.check()
-        parts = self.gather(padded.view(torch.uint8))  # as bytes: not all libraries know all types
-        if parts is None:
-            return None
-        return torch.cat([part.view(x.dtype)[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+        parts = self.gather(_padded_bytes(x, max(widths)))
+        return None if parts is None else _side_by_side(parts, x.dtype, widths)
+
+    def all_gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """The same in every rank."""
+        return _side_by_side(self._gather_all(_padded_bytes(x, max(widths))), x.dtype, widths)
 
     def meet(self) -> None:
         """Return when all ranks are here."""
@@ -124,6 +121,15 @@ class Communicator(ABC):
     def close(self) -> None:
         """Return when no thread of the library is left. Between two things that are done together; nothing may be called
         after it."""
+
+
+def _padded_bytes(x: torch.Tensor, width: int) -> torch.Tensor:
+    """As bytes, because not all libraries know all types."""
+    return torch.nn.functional.pad(x, (0, width - x.shape[1])).contiguous().view(torch.uint8)
+
+
+def _side_by_side(parts: Sequence[torch.Tensor], dtype: torch.dtype, widths: Sequence[int]) -> torch.Tensor:
+    return torch.cat([part.view(dtype)[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
 
 class GroupCommunicator(Communicator):

@@ -5,6 +5,7 @@ norms, which are whole. What is left:
 
     VocabEmbedding   a rank has the rows of some tokens: zeros for the others, then all-reduce
     RowLinear        a rank has some inputs: a part of each sum, then all-reduce
+    GatheredLinear   all ranks gather the inputs; a rank has some outputs, and all gather these
     SplitHead        a rank has the logits of some tokens: rank 0 gathers them
 """
 
@@ -13,54 +14,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.adapter_rows import AdapterRows
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.kernels import Kernels
-from nanoinfer.model.kernels.select import Selection
-from nanoinfer.model.layers.int8_weights import MOST_INPUTS, exact_sums, finish, quantize
 from nanoinfer.model.layers.linear import Embedding, FusedLinear, Linear, LMHead
 from nanoinfer.model.parallel.communicator import Communicator
-from nanoinfer.model.parallel.shard import Range, cuts_of, row_inputs
+from nanoinfer.model.parallel.shard import cuts_of, input_widths
 from nanoinfer.model.split import Cut
-
-
-class RowSplitInt8Weights:
-    """`weight` [out, this rank's inputs]; the rest, and the errors, as for Int8Weights. Plain torch multiplies.
-
-    Weights and activations get the scales that they would have in one process: those of the largest magnitude over all
-    ranks. Then every rank has a part of the same whole numbers, and the sums of its products are whole numbers, too. They
-    are added up exactly, so the result has the bits of a single process.
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        name: str,
-        communicator: Communicator,
-    ):
-        self._communicator = communicator
-        self.whole, self.scale = quantize(weight, self._largest_of_all(weight))
-        if not self.scale.isfinite().all():
-            raise ValueError(f"quantization='int8': {name}.weight has inf or NaN, must be finite")
-        inputs = int(communicator.all_reduce(torch.tensor([weight.shape[1]], dtype=torch.int32)))
-        if inputs > MOST_INPUTS:
-            raise ValueError(f"quantization='int8': {name} has {inputs} inputs, must be at most {MOST_INPUTS}")
-        self.bias = torch.zeros_like(self.scale) if bias is None else bias.float()
-        self.selection = Selection("int8", "")
-
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [T, this rank's inputs] → [T, out], complete, the same in all ranks."""
-        q, row_scale = quantize(x, self._largest_of_all(x))
-        sums = self._communicator.all_reduce(exact_sums(q, self.whole))
-        return finish(sums, row_scale, self.scale, self.bias, x.dtype)
-
-    def _largest_of_all(self, rows: torch.Tensor) -> torch.Tensor:
-        """The largest magnitude in each row of which all ranks have parts, float32 [n]. NaN counts as the largest."""
-        return self._communicator.all_reduce_max(rows.float().abs().amax(dim=1))
 
 
 def give_back() -> None:
@@ -92,8 +54,7 @@ class VocabEmbedding(Embedding):
 
 
 class RowLinear(Linear):
-    """`x @ weight.T + bias`, of which each rank has the inputs `inputs` (start, end). Its weight may have more columns,
-    those of `cut`: `x` is then filled up with zeros.
+    """`x @ weight.T + bias`, of which each rank has the inputs of `cut`.
 
     The bias and what adapters add come to the sum once: all ranks have the whole bias, and an adapter's A is cut like `x`.
     """
@@ -101,7 +62,6 @@ class RowLinear(Linear):
     def __init__(
         self,
         cut: Cut,
-        inputs: Range,
         out_features: int,
         bias: bool,
         dtype: torch.dtype,
@@ -110,39 +70,49 @@ class RowLinear(Linear):
     ):
         super().__init__(cut.size, out_features, bias, dtype, device)
         self.cuts, self._communicator = {"": cut}, communicator
-        ((start, end),) = cut.ranges
-        self._padding = (inputs[0] - start, end - inputs[1])
-        self._is_complete = False  # whether the weights' `multiply` returns sums over all ranks, with the bias
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
-        self._is_complete = quantization == "int8"
-        if not self._is_complete:
-            bias, self.bias = self.bias, None  # a part of a sum has no bias
-            super().pack(kernels, quantization, name)
-            self.bias = bias
-        else:
-            assert self.weight is not None, "packed already"
-            bias_data = None if self.bias is None else self.bias.data
-            self.weights = RowSplitInt8Weights(self.weight.data, bias_data, name, self._communicator)
-            self.weight = None
+        bias, self.bias = self.bias, None  # a part of a sum has no bias
+        super().pack(kernels, quantization, name)
+        self.bias = bias
         give_back()
 
     def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         """This rank's part of the inputs, [T, its inputs] → [T, out_features], the same in all ranks."""
-        assert self.weights is not None, "not packed yet"
-        if any(self._padding):
-            x = pad(x, self._padding)
-        y = self.weights.multiply(x)
-        table = None if adapters is None else adapters.tables.get(self)
-        if self._is_complete:
-            if table is not None and adapters is not None:
-                y = y + self._communicator.all_reduce(table.add(x, torch.zeros_like(y), adapters))
-            return y
-        if table is not None and adapters is not None:
-            y = table.add(x, y, adapters)
-        y = self._communicator.all_reduce(y)
+        y = self._communicator.all_reduce(super().forward(x, adapters))
         return y if self.bias is None else y + self.bias
+
+
+class GatheredLinear(Linear):
+    """`x @ weight.T + bias`, of which each rank has the outputs of `cut`, and computes `widths[rank]` of the inputs.
+
+    For quantized weights. What one process rounds together, such as a group of activations, may be split over ranks: so
+    every rank gets all of `x` first. Then each output has the bits of a single process.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        widths: list[int],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator,
+    ):
+        super().__init__(sum(widths), cut.size, bias, dtype, device)
+        self.cuts, self._communicator = {"": cut}, communicator
+        self._widths, self._parts = widths, communicator.shard.parts(cut.total)
+
+    def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
+        """As in Linear."""
+        super().pack(kernels, quantization, name)
+        give_back()
+
+    def forward(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        """This rank's part of the inputs, [T, widths[rank]] → all outputs, the same in all ranks."""
+        y = super().forward(self._communicator.all_gather_columns(x, self._widths), adapters)
+        return self._communicator.all_gather_columns(y, self._parts)
 
 
 class SplitHead(LMHead):
@@ -173,7 +143,7 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
     UnsupportedModelError for a family whose head or embedding is one of its own, or with a layer whose cut is not known.
     """
     shard = communicator.shard
-    cuts, inputs = cuts_of(shard, config, quantization), row_inputs(shard, config)
+    cuts, widths = cuts_of(shard, config, quantization), input_widths(shard, config)
     if type(network.lm_head) is not LMHead or type(network.model.embed_tokens) is not Embedding:
         raise UnsupportedModelError(
             f"tensor_parallel_size={shard.size}: {type(network).__name__} has a head of its own"
@@ -189,10 +159,15 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
         parent, _, name = path.rpartition(".")
         if isinstance(module, FusedLinear) and module.parts.keys() <= cuts.keys():
             module.cuts = {part: cuts[part] for part in module.parts}  # type: ignore[assignment]
-        elif name in inputs and type(module) is Linear:
+        elif name in widths and type(module) is Linear:
             assert module.weight is not None
-            of_weight = module.out_features, module.bias is not None, module.weight.dtype, module.weight.device
-            setattr(network.get_submodule(parent), name, RowLinear(cuts[name], inputs[name], *of_weight, communicator))
+            rest = module.bias is not None, module.weight.dtype, module.weight.device, communicator
+            split: Linear
+            if quantization is None:
+                split = RowLinear(cuts[name], module.out_features, *rest)
+            else:
+                split = GatheredLinear(cuts[name], widths[name], *rest)
+            setattr(network.get_submodule(parent), name, split)
         elif isinstance(module, Linear) and not isinstance(module, SplitHead):
             raise UnsupportedModelError(
                 f"tensor_parallel_size={shard.size}: {type(network).__name__} has a layer {path} that cannot be split"

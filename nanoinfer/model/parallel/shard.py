@@ -60,21 +60,18 @@ class Shard:
         )
 
 
-# Kinds of quantized weights in which so many neighbouring inputs share a scale. Such a group is quantized as a whole, even
-# if a rank needs a part of it, so that its numbers are those of a single process.
-GROUPS = {"int4": 32}
-
-
 def cuts_of(shard: Shard, config: ModelConfig, quantization: str | None = None) -> dict[str, Cut]:
     """The Cut of every projection that is cut, by its name in checkpoints, for a model of `config`. Fused ones (Phi-3's)
-    are cut part by part: a rank's q, k and v are not side by side in the file."""
+    are cut part by part: a rank's q, k and v are not side by side in the file.
+
+    Quantized weights are cut by their outputs only (see GatheredLinear)."""
     dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     q = _times(shard.part(heads), dim)
     kv = _times(shard.kv_heads(kv_heads), dim)
     mlp, vocabulary = shard.part(config.intermediate_size), shard.part(config.vocab_size)
     q_size, kv_size, mlp_size = heads * dim, kv_heads * dim, config.intermediate_size
     qkv = (q, _behind(q_size, kv), _behind(q_size + kv_size, kv))
-    group = GROUPS.get(quantization or "", 1)
+    outputs = Cut(0, (shard.part(config.hidden_size),), config.hidden_size)
     return {
         "q_proj": Cut(0, (q,), q_size),
         "k_proj": Cut(0, (kv,), kv_size),
@@ -83,19 +80,17 @@ def cuts_of(shard: Shard, config: ModelConfig, quantization: str | None = None) 
         "gate_proj": Cut(0, (mlp,), mlp_size),
         "up_proj": Cut(0, (mlp,), mlp_size),
         "gate_up_proj": Cut(0, (mlp, _behind(mlp_size, mlp)), 2 * mlp_size),
-        "o_proj": Cut(1, (_widened(q, group, q_size),), q_size),
-        "down_proj": Cut(1, (_widened(mlp, group, mlp_size),), mlp_size),
+        "o_proj": outputs if quantization else Cut(1, (q,), q_size),
+        "down_proj": outputs if quantization else Cut(1, (mlp,), mlp_size),
         "embed_tokens": Cut(0, (vocabulary,), config.vocab_size),
         "lm_head": Cut(0, (vocabulary,), config.vocab_size),
     }
 
 
-def row_inputs(shard: Shard, config: ModelConfig) -> dict[str, Range]:
-    """The inputs that a rank computes for each row-split projection. Its Cut may begin earlier and end later."""
-    return {
-        "o_proj": _times(shard.part(config.num_attention_heads), config.head_dim),
-        "down_proj": shard.part(config.intermediate_size),
-    }
+def input_widths(shard: Shard, config: ModelConfig) -> dict[str, list[int]]:
+    """How many of its inputs each rank computes, for every projection whose inputs are split."""
+    heads = shard.parts(config.num_attention_heads)
+    return {"o_proj": [count * config.head_dim for count in heads], "down_proj": shard.parts(config.intermediate_size)}
 
 
 def _times(part: Range, factor: int) -> Range:
@@ -104,11 +99,6 @@ def _times(part: Range, factor: int) -> Range:
 
 def _behind(offset: int, part: Range) -> Range:
     return offset + part[0], offset + part[1]
-
-
-def _widened(part: Range, group: int, total: int) -> Range:
-    """The smallest range of whole groups that contains `part`."""
-    return part[0] // group * group, min(-(-part[1] // group) * group, total)
 
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -10,7 +10,7 @@ import pytest
 
 from nanoinfer import LLM
 from nanoinfer.cli.main import build_parser
-from nanoinfer.cli.options import ENGINE, GRAMMARS, SAMPLING, llm_options, sampling_params
+from nanoinfer.cli.options import ENGINE, GRAMMARS, SAMPLING, choose_model, llm_options, sampling_params
 from nanoinfer.config import EngineConfig
 from nanoinfer.keywords import ALIASES
 from notebooks.tools.files import ROOT
@@ -78,7 +78,7 @@ def test_another_engines_name_is_an_option_too(theirs: str, ours: str) -> None:
         (["generate", "Once", "--max-newtokens", "3"], "generate", "--max-new-tokens"),
         (["bench", "tiers", "--conversatons", "4"], "bench tiers", "--conversations"),
         (["demo", "--disable-radix-cache"], "demo", ""),
-        (["chat", "story"], "chat", "--model"),
+        (["info", "story"], "info", "--model"),
     ],
 )
 def test_an_unknown_argument_is_answered_by_the_commands_own_help(
@@ -106,3 +106,13 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout
     assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_the_model_is_the_argument_or_the_option_but_not_both(command: str) -> None:
+    for argv, model in ((["tiny"], "tiny"), (["--model", "tiny"], "tiny"), ([], "story")):
+        args = parsed(command, *argv)
+        choose_model(args)
+        assert args.model == model
+    with pytest.raises(ValueError, match="--model one: MODEL is given as well"):
+        choose_model(parsed(command, "two", "--model", "one"))

@@ -39,7 +39,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(file: Path, checkpoint: Checkp
     assert tokens_of(file.parent) == tokens_of(file) == greedy(oracle(checkpoint("llama")), PROMPT, 6)
 
 
-@pytest.mark.parametrize("kept", [0, 3, 30, 2000, -1])
+@pytest.mark.parametrize("kept", [0, 3, 30, 2000, 20000, -1])
 def test_a_damaged_file_is_named(kept: int, file: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(file.read_bytes()[:kept])
