@@ -150,7 +150,7 @@ def test_weights_that_come_in_groups_are_used_as_they_are(kind: str, dtype: torc
     kept = whole.double() * scale.double()[..., None] + (minimum.double()[..., None] if kind == "Q4_1" else 0)
     x = activations(40, 160, dtype)
     wanted = x.double() @ kept.flatten(1).T + bias.double()
-    tolerance = (4e-3 if dtype is torch.bfloat16 else 2e-6) * x.double().abs() @ kept.flatten(1).abs().T
+    tolerance = (4e-3 if dtype is torch.bfloat16 else 4e-6) * x.double().abs() @ kept.flatten(1).abs().T
     for kernels in (need_cpp(dtype), TorchKernels()):
         if kind == "Q8_0":
             weights = Int8Weights.from_groups(whole.to(torch.int8), scale, bias, kernels, "it")

@@ -18,6 +18,7 @@ ARGUMENTS = {
     "int8_linear": "PPPPqqq",
     "int4_linear": "PPPPPqqq",
     "int4_minimum_linear": "PPPPPqqq",
+    "int8_groups_linear": "PPPPPqqq",
     "linear_silu_and_mul": "PPPPPPqqq",
     "linear_gelu_tanh_and_mul": "PPPPPPqqq",
     "low_rank": "PPPPPPPqqq",

@@ -1,20 +1,21 @@
-// y = x W^T + bias with weights in 4 bits. Each column has a scale for every group of 32 inputs, and may have a minimum:
+// y = x W^T + bias with weights in 4 bits, or 8. Each column has a scale for every group of 32 inputs, and may have a minimum:
 //
-//     w = scale * q, q whole in -8 .. 7          w = scale * q + minimum, q whole in 0 .. 15
+//     w = scale * q, q whole in -8 .. 7 or -128 .. 127          w = scale * q + minimum, q whole in 0 .. 15
 //
 // x keeps its precision: in each group it is rounded to whole multiples n of a power of two, the largest of which has 14 bits
-// (float32: 22) and a sign. That is finer than what bfloat16 (float32) tells apart beside the group's largest number. The n are
-// cut into bytes, because processors multiply bytes many at a time, and exactly. So their sums are the same bits whatever adds
-// them up, for any number of rows, and
+// (float32: 22, or 18 for W in 8 bits) and a sign. That is finer than what bfloat16 (and nearly what float32) tells apart beside
+// the group's largest number. The n are cut into bytes, because processors multiply bytes many at a time, and exactly. So their
+// sums are the same bits whatever adds them up, for any number of rows, and
 //
 //     y = sum over the groups, from first to last, of float(sum of q * n) * power * scale (+ (sum of x) * minimum) + bias
 //
-// with x ~ power * n rounds when a group's sum becomes a float (23 bits; 15 need none), and at each addition.
+// with x ~ power * n rounds when a group's sum becomes a float, and at each addition.
 //
-// Instructions that multiply bytes want one factor without a sign. So W has q + 8 where q has one, and 8 * (sum of n) is taken off.
+// Instructions that multiply bytes want one factor without a sign. So W has q + 8 (or 128) where q has one, and 8 (or 128) times
+// the sum of n is taken off.
 //
-// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 numbers each, then [COLUMNS] scales in
-// float16, then as many minimums. The low halves of a word's bytes are the inputs 0, 1, 2, 3 of 8, the high ones 4, 5, 6, 7.
+// W is one stream: for every COLUMNS outputs, for every group, [BITS][COLUMNS] words, then [COLUMNS] scales in float16, then as
+// many minimums. A word has 4 inputs of 8 bits, or 8 of 4: the low halves of its bytes are 0, 1, 2, 3, the high ones 4, 5, 6, 7.
 #pragma once
 #include "amx.h"
 #include "bytes.h"
@@ -27,11 +28,11 @@ constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8, QUADS = INT4_GROUP / 4;
 constexpr int INT4_ROWS = 64;  // rows that share what was unpacked; their sums stay in L1
 
 // A group's words of 4 bytes, with scales and minimums
-template <bool MINIMUM> constexpr long INT4_WORDS = EIGHTS * COLUMNS + (MINIMUM ? 2 : 1) * COLUMNS / 2;
+template <int BITS, bool MINIMUM> constexpr long WORDS_OF = BITS * COLUMNS + (MINIMUM ? 2 : 1) * COLUMNS / 2;
 
 // What is read of W asks for what comes 8 groups later, so that it has arrived when it is its turn.
 template <class V> inline V ahead(const void* at) {
-    __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS<false>, 0, 2);
+    __builtin_prefetch((const int32_t*)at + 8 * WORDS_OF<4, false>, 0, 2);
     return load<V>((const V*)at);
 }
 
@@ -43,8 +44,8 @@ inline Floats from_float16(const uint16_t* halves) {
 #endif
 }
 
-// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; 8
-// times the sum of the numbers; and the sum of power * number.
+// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; what
+// to take off W's sums for a q with a sign; and the sum of power * number.
 template <int PARTS>
 struct Group {
     int32_t parts[PARTS][QUADS];
@@ -59,13 +60,13 @@ template <class E> constexpr int PARTS_OF = sizeof(typename E::T) == 2 ? 2 : 3;
 constexpr float MAGIC = 12582912;  // 1.5 * 2^23
 
 // A group of a row, at most `size` of it, to be written as power * n. An inf or a NaN makes all of it NaN.
-template <class E>
+template <class E, int BITS>
 struct Rounding {
     typename E::T all[INT4_GROUP] = {};
     float power, inverse;
 
     Rounding(const typename E::T* x, long size) {
-        constexpr float RANGE = 1 << (8 * PARTS_OF<E> - 3);  // n stays below it
+        constexpr float RANGE = 1 << std::min(8 * PARTS_OF<E> - 3, 26 - BITS);  // n stays below it, and the sums below 2^31
         memcpy(all, x, std::min<long>(size, INT4_GROUP) * sizeof *x);
         Ints most = {};
         for (int i = 0; i < INT4_GROUP; i += LANES) {
@@ -87,18 +88,17 @@ struct Rounding {
     Floats plus_magic(int i) const { return E::get(all + i) * inverse + MAGIC; }
 };
 
-template <class E, int PARTS>
+template <class E, int BITS, int PARTS>
 static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
-    Rounding<E> rounding(x, size);
+    Rounding<E, BITS> rounding(x, size);
     Ints total = {};
     for (int i = 0; i < INT4_GROUP; i += LANES) {
         Ints n = (Ints)rounding.plus_magic(i) - (Ints)(MAGIC - Floats{});
         total += n;
         for (int part = 0; part < PARTS; part++, n = (n + 128) >> 8) store((uint8_t*)to.parts[part] + i, lowest_bytes(n));
     }
-    to.offset = 8 * sum_of(total);
-    to.power = rounding.power;
-    to.total = to.offset / 8 * to.power;
+    int32_t of_all = sum_of(total);
+    to.offset = of_all << (BITS - 1), to.power = rounding.power, to.total = of_all * rounding.power;
 }
 
 typedef uint32_t Unsigned __attribute__((vector_size(LANES * 4)));  // the parts' sums may wrap around on their way to the whole
@@ -114,7 +114,7 @@ inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const
 }
 
 // sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
-template <bool MINIMUM, int M, int PARTS>
+template <int BITS, bool MINIMUM, int M, int PARTS>
 static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
     constexpr int SIDE = LANES == 16 && M > 1 ? 2 : 1;  // panels that share what is read of x
 #pragma GCC unroll 4
@@ -125,8 +125,10 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
             Ints low[SIDE], high[SIDE];
 #pragma GCC unroll 2
             for (int side = 0; side < SIDE; side++) {
-                Ints both = ahead<Ints>(words + eight * COLUMNS + p + side * LANES);
-                low[side] = both & 0x0f0f0f0f, high[side] = both >> 4 & 0x0f0f0f0f;
+                const int32_t* from = words + eight * BITS / 4 * COLUMNS + p + side * LANES;
+                Ints both = ahead<Ints>(from);
+                low[side] = BITS == 4 ? both & 0x0f0f0f0f : both;
+                high[side] = BITS == 4 ? both >> 4 & 0x0f0f0f0f : ahead<Ints>(from + COLUMNS);
             }
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
@@ -143,7 +145,7 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
         }
 #pragma GCC unroll 2
         for (int side = 0; side < SIDE; side++) {
-            const uint16_t* after = (const uint16_t*)(words + EIGHTS * COLUMNS) + p + side * LANES;
+            const uint16_t* after = (const uint16_t*)(words + BITS * COLUMNS) + p + side * LANES;
             Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++) {
@@ -158,18 +160,18 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
 }
 
 // sums [rows][COLUMNS] += all groups, in order
-template <bool MINIMUM, int PARTS>
+template <int BITS, bool MINIMUM, int PARTS>
 static void add_all(long rows, long groups, const Group<PARTS>* x, const int32_t* words, float* sums) {
-    for (long g = 0; g < groups; g++, x++, words += INT4_WORDS<MINIMUM>)
+    for (long g = 0; g < groups; g++, x++, words += WORDS_OF<BITS, MINIMUM>)
         for (long row = 0, n; row < rows; row += n) {
             n = std::min<long>(4, rows - row);
             const Group<PARTS>* from = x + row * groups;
             float* to = sums + row * COLUMNS;
             switch (n) {
-                case 4: add_group<MINIMUM, 4>(from, groups, words, to); break;
-                case 3: add_group<MINIMUM, 3>(from, groups, words, to); break;
-                case 2: add_group<MINIMUM, 2>(from, groups, words, to); break;
-                default: add_group<MINIMUM, 1>(from, groups, words, to);
+                case 4: add_group<BITS, MINIMUM, 4>(from, groups, words, to); break;
+                case 3: add_group<BITS, MINIMUM, 3>(from, groups, words, to); break;
+                case 2: add_group<BITS, MINIMUM, 2>(from, groups, words, to); break;
+                default: add_group<BITS, MINIMUM, 1>(from, groups, words, to);
             }
         }
 }
@@ -182,7 +184,7 @@ constexpr int INT4_AMX_ROWS = 4;  // from so many rows on, tiles of bfloat16 are
 // in which `unpack_pairs` finds those of W. Returns the sum of power * n.
 static float write_group(const uint16_t* x, long size, uint16_t* to) {
     const Ints order = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
-    Rounding<BFloat16> rounding(x, size);
+    Rounding<BFloat16, 4> rounding(x, size);
     Floats total = {};
     for (int i = 0; i < INT4_GROUP; i += LANES) {
         Floats n = rounding.plus_magic(i) - MAGIC;
@@ -213,7 +215,7 @@ static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
 template <bool MINIMUM>
 static void add_all_amx(long rows, long groups, const uint16_t* x, const float* totals, long stride, const int32_t* words,
                         float* sums) {
-    constexpr long WORDS = INT4_WORDS<MINIMUM>;
+    constexpr long WORDS = WORDS_OF<4, MINIMUM>;
     constexpr int TOGETHER = 4;
     alignas(64) uint32_t panels[TOGETHER][TILE_WORDS * COLUMNS];
     alignas(64) float products[TOGETHER][TILE_ROWS * LANES];
@@ -250,8 +252,8 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, const float* 
 
 // x [rows, in], y [rows, out], bias [out up to whole COLUMNS] float32; `room` [rows up to whole tiles, in up to whole groups]
 // words of 4 bytes: where x is written as `add_all` or tiles read it.
-template <class E, bool MINIMUM>
-static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
+template <class E, int BITS, bool MINIMUM>
+static void groups_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
                         long in, long out) {
     typedef typename E::T T;
     typedef Group<PARTS_OF<E>> G;
@@ -262,7 +264,7 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
     float* totals = (float*)((T*)room + (rows + 15) / 16 * 16 * stride);  // for tiles: behind the rows
     bool tiles = false;
 #if defined(HAS_AMX)
-    tiles = std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
+    tiles = BITS == 4 && std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
 #endif
     for_each_row(rows, in, [&](long row) {
         for (long g = 0; g < groups; g++) {
@@ -272,13 +274,13 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
             if constexpr (std::is_same_v<E, BFloat16>)
                 if (tiles) totals[row * groups + g] = write_group(from, left, (T*)room + row * stride + g * INT4_GROUP);
 #endif
-            if (!tiles) write_group<E>(from, left, numbers[row * groups + g]);
+            if (!tiles) write_group<E, BITS>(from, left, numbers[row * groups + g]);
         }
     });
     for_each(blocks * ((rows + INT4_ROWS - 1) / INT4_ROWS), [&](long item) {
         long block = item % blocks, first = item / blocks * INT4_ROWS, column = block * COLUMNS;
         long n = std::min<long>(INT4_ROWS, rows - first), width = std::min<long>(COLUMNS, out - column);
-        const int32_t* words = packed + block * groups * INT4_WORDS<MINIMUM>;
+        const int32_t* words = packed + block * groups * WORDS_OF<BITS, MINIMUM>;
         alignas(64) float sums[INT4_ROWS * COLUMNS];
         memset(sums, 0, (n + 15) / 16 * 16 * COLUMNS * sizeof *sums);
 #if defined(HAS_AMX)
@@ -286,7 +288,7 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
             add_all_amx<MINIMUM>(n, groups, (const uint16_t*)room + first * stride, totals + first * groups, stride, words, sums);
         else
 #endif
-            add_all<MINIMUM>(n, groups, numbers + first * groups, words, sums);
+            add_all<BITS, MINIMUM>(n, groups, numbers + first * groups, words, sums);
         for (long m = 0; m < n; m++) {
             T *to = y + (first + m) * out + column, part[COLUMNS];
             for (int p = 0; p < COLUMNS; p += LANES)

@@ -34,12 +34,14 @@ FOR_TYPE(BFloat16, bfloat16)
 #endif
 #if defined(HAS_BYTES)
 EXPORT(int8_linear_float32, int8_linear<Float32>)
-EXPORT(int4_linear_float32, int4_linear<Float32, false>)
-EXPORT(int4_minimum_linear_float32, int4_linear<Float32, true>)
+EXPORT(int4_linear_float32, groups_linear<Float32, 4, false>)
+EXPORT(int4_minimum_linear_float32, groups_linear<Float32, 4, true>)
+EXPORT(int8_groups_linear_float32, groups_linear<Float32, 8, false>)
 #if defined(__AVX512BF16__)
 EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
-EXPORT(int4_linear_bfloat16, int4_linear<BFloat16, false>)
-EXPORT(int4_minimum_linear_bfloat16, int4_linear<BFloat16, true>)
+EXPORT(int4_linear_bfloat16, groups_linear<BFloat16, 4, false>)
+EXPORT(int4_minimum_linear_bfloat16, groups_linear<BFloat16, 4, true>)
+EXPORT(int8_groups_linear_bfloat16, groups_linear<BFloat16, 8, false>)
 #endif
 #endif
 EXPORT(draw, draw_tokens<Float32>)

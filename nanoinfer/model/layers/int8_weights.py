@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.kernels.select import Selection
+from nanoinfer.model.layers.grouped_weights import GroupedWeights
 from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 
@@ -46,26 +47,16 @@ class Int8Weights(LinearWeights):
     @classmethod
     def from_groups(
         cls, whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str
-    ) -> "Int8Weights":
-        """Weights that are in 8 bits already, and 32 inputs share a scale: `scale * whole` (Q8_0 in GGUF).
+    ) -> GroupedWeights:
+        """Weights that are in 8 bits already, and 32 inputs share a scale: exactly `scale * whole` (Q8_0 in GGUF).
 
-        `whole` [out, groups, 32] int8, `scale` [out, groups] float16. Activations stay precise; plain torch multiplies.
+        `whole` [out, groups, 32] int8, `scale` [out, groups] float16. Activations stay precise.
         ValueError for scales that are not finite.
         """
-        if not scale.isfinite().all():
-            raise ValueError(f"{name}: its 8-bit weights have scales with inf or NaN, must be finite")
-        self = cls.__new__(cls)
-        self.out_features, self.in_features = len(whole), whole[0].numel()
-        self._linear, self.selection = None, Selection("int8", "plain torch, since each group has its scale")
-        self.whole, self.scale = whole, scale
-        self.bias = scale.new_zeros(len(whole), dtype=torch.float32) if bias is None else bias.float()
-        return self
+        return GroupedWeights(8, whole, scale, None, bias, kernels, name)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in] in the model's dtype → [T, out]."""
-        if self._linear is None and self.scale.ndim == 2:
-            weight = (self.whole * self.scale.float()[..., None]).flatten(1)
-            return (x.float() @ weight.T + self.bias).to(x.dtype)
         if self._linear is None:
             return self._in_torch(x)
         assert x.shape[1] == self.in_features
