@@ -58,7 +58,7 @@ def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> 
     if not isinstance(bos, int):
         raise ValueError(f"{path}: its config has no bos_token_id to begin a text with")
     texts: Texts = []
-    longest = llm.config.max_context_len - 1
+    longest = llm.config.max_context_len - 2  # room for the first token, and for the one that scoring makes
     with tqdm(total=tokens, desc="sampling text", unit="token") as bar:
         while sum(map(len, texts)) < tokens:
             params = [

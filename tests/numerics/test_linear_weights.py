@@ -107,5 +107,5 @@ def test_a_kind_may_leave_layers_as_they_are(monkeypatch: pytest.MonkeyPatch, ch
 
 
 def test_an_unknown_kind_is_refused_before_the_model_is_looked_for(made: list[str]) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int4, int8, rounded"):
+    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int8, int4, rounded"):
         LLM("no/such-model", quantization="int3")

@@ -1,23 +1,21 @@
-// y = x W^T + bias with weights in 4 or 8 bits. Each column has a scale for every group of 32 inputs, and may have a minimum:
+// y = x W^T + bias with weights in 4 bits, or 8. Each column has a scale for every group of 32 inputs, and may have a minimum:
 //
-//     w = scale * q, q whole in -8 .. 7          w = scale * q + minimum, q whole in 0 .. 15          (4 bits)
-//     w = scale * q, q whole in -128 .. 127                                                           (8 bits)
+//     w = scale * q, q whole in -8 .. 7 or -128 .. 127          w = scale * q + minimum, q whole in 0 .. 15
 //
 // x keeps its precision: in each group it is rounded to whole multiples n of a power of two, the largest of which has 14 bits
-// (float32: 22) and a sign. That is finer than what bfloat16 (float32) tells apart beside the group's largest number. The n are
-// cut into bytes, because processors multiply bytes many at a time, and exactly. So their sums are the same bits whatever adds
-// them up, for any number of rows, and
+// (float32: 22, or 18 for W in 8 bits) and a sign. That is finer than what bfloat16 (and nearly what float32) tells apart beside
+// the group's largest number. The n are cut into bytes, because processors multiply bytes many at a time, and exactly. So their
+// sums are the same bits whatever adds them up, for any number of rows, and
 //
 //     y = sum over the groups, from first to last, of float(sum of q * n) * power * scale (+ (sum of x) * minimum) + bias
 //
-// with x ~ power * n rounds when a group's sum becomes a float (23 bits; 15 need none), and at each addition.
+// with x ~ power * n rounds when a group's sum becomes a float, and at each addition.
 //
-// Instructions that multiply bytes want one factor without a sign. So W has q + 8 where q has one, and 8 * (sum of n) is taken off;
-// in 8 bits, these are 128.
+// Instructions that multiply bytes want one factor without a sign. So W has q + 8 (or 128) where q has one, and 8 (or 128) times
+// the sum of n is taken off.
 //
-// W is one stream: for every COLUMNS outputs, for every group, [4][COLUMNS] words of 8 numbers each, then [COLUMNS] scales in
-// float16, then as many minimums. The low halves of a word's bytes are the inputs 0, 1, 2, 3 of 8, the high ones 4, 5, 6, 7. In 8
-// bits there are [8][COLUMNS] words of 4 numbers.
+// W is one stream: for every COLUMNS outputs, for every group, [BITS][COLUMNS] words, then [COLUMNS] scales in float16, then as
+// many minimums. A word has 4 inputs of 8 bits, or 8 of 4: the low halves of its bytes are 0, 1, 2, 3, the high ones 4, 5, 6, 7.
 #pragma once
 #include "amx.h"
 #include "bytes.h"
@@ -29,16 +27,12 @@
 constexpr int INT4_GROUP = 32, EIGHTS = INT4_GROUP / 8, QUADS = INT4_GROUP / 4;
 constexpr int INT4_ROWS = 64;  // rows that share what was unpacked; their sums stay in L1
 
-// What W has: q of 4 bits with a sign; without one, and with minimums; q of 8 bits with a sign
-enum Weights { SIGNED, MINIMUMS, BYTES };
-
-// A group's words of 4 bytes, without and with scales and minimums
-template <Weights W> constexpr long Q_WORDS = (W == BYTES ? QUADS : EIGHTS) * COLUMNS;
-template <Weights W> constexpr long INT4_WORDS = Q_WORDS<W> + (W == MINIMUMS ? 2 : 1) * COLUMNS / 2;
+// A group's words of 4 bytes, with scales and minimums
+template <int BITS, bool MINIMUM> constexpr long WORDS_OF = BITS * COLUMNS + (MINIMUM ? 2 : 1) * COLUMNS / 2;
 
 // What is read of W asks for what comes 8 groups later, so that it has arrived when it is its turn.
 template <class V> inline V ahead(const void* at) {
-    __builtin_prefetch((const int32_t*)at + 8 * INT4_WORDS<SIGNED>, 0, 2);
+    __builtin_prefetch((const int32_t*)at + 8 * WORDS_OF<4, false>, 0, 2);
     return load<V>((const V*)at);
 }
 
@@ -50,8 +44,8 @@ inline Floats from_float16(const uint16_t* halves) {
 #endif
 }
 
-// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; 8
-// times the sum of the numbers; and the sum of power * number.
+// A group of one row of x: the numbers' lowest bytes, the next ones, and the highest, all with a sign; the power of two; what
+// to take off W's sums for a q with a sign; and the sum of power * number.
 template <int PARTS>
 struct Group {
     int32_t parts[PARTS][QUADS];
@@ -66,13 +60,13 @@ template <class E> constexpr int PARTS_OF = sizeof(typename E::T) == 2 ? 2 : 3;
 constexpr float MAGIC = 12582912;  // 1.5 * 2^23
 
 // A group of a row, at most `size` of it, to be written as power * n. An inf or a NaN makes all of it NaN.
-template <class E>
+template <class E, int BITS>
 struct Rounding {
     typename E::T all[INT4_GROUP] = {};
     float power, inverse;
 
     Rounding(const typename E::T* x, long size) {
-        constexpr float RANGE = 1 << (8 * PARTS_OF<E> - 3);  // n stays below it
+        constexpr float RANGE = 1 << std::min(8 * PARTS_OF<E> - 3, 26 - BITS);  // n stays below it, and the sums below 2^31
         memcpy(all, x, std::min<long>(size, INT4_GROUP) * sizeof *x);
         Ints most = {};
         for (int i = 0; i < INT4_GROUP; i += LANES) {
@@ -94,40 +88,33 @@ struct Rounding {
     Floats plus_magic(int i) const { return E::get(all + i) * inverse + MAGIC; }
 };
 
-template <class E, int PARTS>
+template <class E, int BITS, int PARTS>
 static void write_group(const typename E::T* x, long size, Group<PARTS>& to) {
-    Rounding<E> rounding(x, size);
+    Rounding<E, BITS> rounding(x, size);
     Ints total = {};
     for (int i = 0; i < INT4_GROUP; i += LANES) {
         Ints n = (Ints)rounding.plus_magic(i) - (Ints)(MAGIC - Floats{});
         total += n;
         for (int part = 0; part < PARTS; part++, n = (n + 128) >> 8) store((uint8_t*)to.parts[part] + i, lowest_bytes(n));
     }
-    to.offset = 8 * sum_of(total);
-    to.power = rounding.power;
-    to.total = to.offset / 8 * to.power;
+    int32_t of_all = sum_of(total);
+    to.offset = of_all << (BITS - 1), to.power = rounding.power, to.total = of_all * rounding.power;
 }
 
 typedef uint32_t Unsigned __attribute__((vector_size(LANES * 4)));  // the parts' sums may wrap around on their way to the whole
 
 // sum + scale * (power * the whole sum of a group, from those of its parts), less what is too much for a q with a sign
-template <Weights W, int PARTS>
+template <bool SIGNED, int PARTS>
 inline Floats add_products(Floats sum, Floats scale, const Ints* of_parts, const Group<PARTS>& x) {
-    if constexpr (W == BYTES && PARTS == 3) {  // it may have 35 bits
-        typedef double Doubles __attribute__((vector_size(LANES * 8)));
-        auto upper = __builtin_convertvector((of_parts[2] << 8) + of_parts[1], Doubles);
-        Doubles whole = upper * 256 + __builtin_convertvector(of_parts[0], Doubles) - 16.0 * x.offset;
-        return multiply_add(__builtin_convertvector(whole, Floats) * x.power, scale, sum);
-    }
     Unsigned whole = (Unsigned)of_parts[PARTS - 1];
 #pragma GCC unroll 2
     for (int part = PARTS - 2; part >= 0; part--) whole = (whole << 8) + (Unsigned)of_parts[part];
-    if (W != MINIMUMS) whole -= (uint32_t)(W == BYTES ? 16 * x.offset : x.offset);
+    if (SIGNED) whole -= (uint32_t)x.offset;
     return multiply_add(__builtin_convertvector((Ints)whole, Floats) * x.power, scale, sum);
 }
 
 // sums[m] [COLUMNS] += a group of M rows, which lie `stride` groups apart. Nothing is unpacked but in registers.
-template <Weights W, int M, int PARTS>
+template <int BITS, bool MINIMUM, int M, int PARTS>
 static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, float* sums) {
     constexpr int SIDE = LANES == 16 && M > 1 ? 2 : 1;  // panels that share what is read of x
 #pragma GCC unroll 4
@@ -138,10 +125,10 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
             Ints low[SIDE], high[SIDE];
 #pragma GCC unroll 2
             for (int side = 0; side < SIDE; side++) {
-                const int32_t* from = words + (W == BYTES ? 2 : 1) * eight * COLUMNS + p + side * LANES;
-                low[side] = ahead<Ints>(from);
-                high[side] = W == BYTES ? ahead<Ints>(from + COLUMNS) : low[side] >> 4 & 0x0f0f0f0f;
-                if (W != BYTES) low[side] &= 0x0f0f0f0f;
+                const int32_t* from = words + eight * BITS / 4 * COLUMNS + p + side * LANES;
+                Ints both = ahead<Ints>(from);
+                low[side] = BITS == 4 ? both & 0x0f0f0f0f : both;
+                high[side] = BITS == 4 ? both >> 4 & 0x0f0f0f0f : ahead<Ints>(from + COLUMNS);
             }
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
@@ -158,14 +145,14 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
         }
 #pragma GCC unroll 2
         for (int side = 0; side < SIDE; side++) {
-            const uint16_t* after = (const uint16_t*)(words + Q_WORDS<W>) + p + side * LANES;
-            Floats scale = from_float16(after), minimum = W == MINIMUMS ? from_float16(after + COLUMNS) : Floats{};
+            const uint16_t* after = (const uint16_t*)(words + BITS * COLUMNS) + p + side * LANES;
+            Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++) {
                 const Group<PARTS>& group = x[m * stride];
                 float* to = sums + m * COLUMNS + p + side * LANES;
-                Floats sum = add_products<W>(load<Floats>(to), scale, of_parts[m][side], group);
-                if (W == MINIMUMS) sum = multiply_add(minimum, group.total - Floats{}, sum);
+                Floats sum = add_products<!MINIMUM>(load<Floats>(to), scale, of_parts[m][side], group);
+                if (MINIMUM) sum = multiply_add(minimum, group.total - Floats{}, sum);
                 store(to, sum);
             }
         }
@@ -173,18 +160,18 @@ static void add_group(const Group<PARTS>* x, long stride, const int32_t* words, 
 }
 
 // sums [rows][COLUMNS] += all groups, in order
-template <Weights W, int PARTS>
+template <int BITS, bool MINIMUM, int PARTS>
 static void add_all(long rows, long groups, const Group<PARTS>* x, const int32_t* words, float* sums) {
-    for (long g = 0; g < groups; g++, x++, words += INT4_WORDS<W>)
+    for (long g = 0; g < groups; g++, x++, words += WORDS_OF<BITS, MINIMUM>)
         for (long row = 0, n; row < rows; row += n) {
             n = std::min<long>(4, rows - row);
             const Group<PARTS>* from = x + row * groups;
             float* to = sums + row * COLUMNS;
             switch (n) {
-                case 4: add_group<W, 4>(from, groups, words, to); break;
-                case 3: add_group<W, 3>(from, groups, words, to); break;
-                case 2: add_group<W, 2>(from, groups, words, to); break;
-                default: add_group<W, 1>(from, groups, words, to);
+                case 4: add_group<BITS, MINIMUM, 4>(from, groups, words, to); break;
+                case 3: add_group<BITS, MINIMUM, 3>(from, groups, words, to); break;
+                case 2: add_group<BITS, MINIMUM, 2>(from, groups, words, to); break;
+                default: add_group<BITS, MINIMUM, 1>(from, groups, words, to);
             }
         }
 }
@@ -197,7 +184,7 @@ constexpr int INT4_AMX_ROWS = 4;  // from so many rows on, tiles of bfloat16 are
 // in which `unpack_pairs` finds those of W. Returns the sum of power * n.
 static float write_group(const uint16_t* x, long size, uint16_t* to) {
     const Ints order = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
-    Rounding<BFloat16> rounding(x, size);
+    Rounding<BFloat16, 4> rounding(x, size);
     Floats total = {};
     for (int i = 0; i < INT4_GROUP; i += LANES) {
         Floats n = rounding.plus_magic(i) - MAGIC;
@@ -209,12 +196,12 @@ static float write_group(const uint16_t* x, long size, uint16_t* to) {
 
 // panel [16][COLUMNS] pairs of bfloat16: the q of a group, for a tile. A table, read by the lowest 5 bits of all halves of words
 // at once, makes them bfloat16. The fifth belongs to another q: whatever it is, the table says the same.
-template <bool WITH_SIGN>
+template <bool SIGNED>
 static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
     alignas(64) static const uint16_t TABLE[] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                                  0,      0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
                                                  0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};  // -8 .. 15
-    __m512i values = _mm512_broadcast_i64x4(load<__m256i>(TABLE + (WITH_SIGN ? 0 : 8)));
+    __m512i values = _mm512_broadcast_i64x4(load<__m256i>(TABLE + (SIGNED ? 0 : 8)));
     for (int eight = 0; eight < EIGHTS; eight++)
         for (int c = 0; c < COLUMNS; c += LANES) {
             Ints words = ahead<Ints>(packed + eight * COLUMNS + c);
@@ -225,10 +212,10 @@ static void unpack_pairs(const int32_t* packed, uint32_t* panel) {
 }
 
 // The same as `add_all`, a few groups at a time, so that a tile's sums stay in registers meanwhile.
-template <Weights W>
+template <bool MINIMUM>
 static void add_all_amx(long rows, long groups, const uint16_t* x, const float* totals, long stride, const int32_t* words,
                         float* sums) {
-    constexpr long WORDS = INT4_WORDS<W>;
+    constexpr long WORDS = WORDS_OF<4, MINIMUM>;
     constexpr int TOGETHER = 4;
     alignas(64) uint32_t panels[TOGETHER][TILE_WORDS * COLUMNS];
     alignas(64) float products[TOGETHER][TILE_ROWS * LANES];
@@ -236,7 +223,7 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, const float* 
     Tiles tiles({height, height, 16, 16, 16, 16, 16, 16});
     for (long g = 0, count; g < groups; g += count, x += count * INT4_GROUP, words += count * WORDS) {
         count = std::min<long>(TOGETHER, groups - g);
-        for (int i = 0; i < count; i++) unpack_pairs<W == SIGNED>(words + i * WORDS, panels[i]);
+        for (int i = 0; i < count; i++) unpack_pairs<!MINIMUM>(words + i * WORDS, panels[i]);
         asm volatile("" ::: "memory");  // the intrinsics do not tell the compiler that they read memory
         for (int p = 0; p < COLUMNS; p += LANES)
             for (long row = 0; row < rows; row += TILE_ROWS) {
@@ -250,11 +237,11 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, const float* 
                 Floats all[TILE_ROWS];
                 for (int m = 0; m < height; m++) all[m] = load<Floats>(sums + (row + m) * COLUMNS + p);
                 for (int i = 0; i < count; i++) {
-                    const uint16_t* after = (const uint16_t*)(words + i * WORDS + Q_WORDS<W>) + p;
-                    Floats scale = from_float16(after), minimum = W == MINIMUMS ? from_float16(after + COLUMNS) : Floats{};
+                    const uint16_t* after = (const uint16_t*)(words + i * WORDS + EIGHTS * COLUMNS) + p;
+                    Floats scale = from_float16(after), minimum = MINIMUM ? from_float16(after + COLUMNS) : Floats{};
                     for (int m = 0; m < height; m++) {
                         all[m] = multiply_add(load<Floats>(products[i] + m * LANES), scale, all[m]);
-                        if (W == MINIMUMS) all[m] = multiply_add(minimum, totals[(row + m) * groups + g + i] - Floats{}, all[m]);
+                        if (MINIMUM) all[m] = multiply_add(minimum, totals[(row + m) * groups + g + i] - Floats{}, all[m]);
                     }
                 }
                 for (int m = 0; m < height; m++) store(sums + (row + m) * COLUMNS + p, all[m]);
@@ -265,8 +252,8 @@ static void add_all_amx(long rows, long groups, const uint16_t* x, const float* 
 
 // x [rows, in], y [rows, out], bias [out up to whole COLUMNS] float32; `room` [rows up to whole tiles, in up to whole groups]
 // words of 4 bytes: where x is written as `add_all` or tiles read it.
-template <class E, Weights W>
-static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
+template <class E, int BITS, bool MINIMUM>
+static void groups_linear(const typename E::T* x, int32_t* room, const int32_t* packed, const float* bias, typename E::T* y, long rows,
                         long in, long out) {
     typedef typename E::T T;
     typedef Group<PARTS_OF<E>> G;
@@ -277,7 +264,7 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
     float* totals = (float*)((T*)room + (rows + 15) / 16 * 16 * stride);  // for tiles: behind the rows
     bool tiles = false;
 #if defined(HAS_AMX)
-    tiles = W != BYTES && std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
+    tiles = BITS == 4 && std::is_same_v<E, BFloat16> && rows >= INT4_AMX_ROWS && amx_allowed();
 #endif
     for_each_row(rows, in, [&](long row) {
         for (long g = 0; g < groups; g++) {
@@ -287,21 +274,21 @@ static void int4_linear(const typename E::T* x, int32_t* room, const int32_t* pa
             if constexpr (std::is_same_v<E, BFloat16>)
                 if (tiles) totals[row * groups + g] = write_group(from, left, (T*)room + row * stride + g * INT4_GROUP);
 #endif
-            if (!tiles) write_group<E>(from, left, numbers[row * groups + g]);
+            if (!tiles) write_group<E, BITS>(from, left, numbers[row * groups + g]);
         }
     });
     for_each(blocks * ((rows + INT4_ROWS - 1) / INT4_ROWS), [&](long item) {
         long block = item % blocks, first = item / blocks * INT4_ROWS, column = block * COLUMNS;
         long n = std::min<long>(INT4_ROWS, rows - first), width = std::min<long>(COLUMNS, out - column);
-        const int32_t* words = packed + block * groups * INT4_WORDS<W>;
+        const int32_t* words = packed + block * groups * WORDS_OF<BITS, MINIMUM>;
         alignas(64) float sums[INT4_ROWS * COLUMNS];
         memset(sums, 0, (n + 15) / 16 * 16 * COLUMNS * sizeof *sums);
 #if defined(HAS_AMX)
         if (tiles)
-            add_all_amx<W == BYTES ? SIGNED : W>(n, groups, (const uint16_t*)room + first * stride, totals + first * groups, stride, words, sums);
+            add_all_amx<MINIMUM>(n, groups, (const uint16_t*)room + first * stride, totals + first * groups, stride, words, sums);
         else
 #endif
-            add_all<W>(n, groups, numbers + first * groups, words, sums);
+            add_all<BITS, MINIMUM>(n, groups, numbers + first * groups, words, sums);
         for (long m = 0; m < n; m++) {
             T *to = y + (first + m) * out + column, part[COLUMNS];
             for (int p = 0; p < COLUMNS; p += LANES)

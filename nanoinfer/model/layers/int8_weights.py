@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.kernels.select import Selection
+from nanoinfer.model.layers.grouped_weights import GroupedWeights
 from nanoinfer.model.layers.linear_weights import LinearWeights, columns, cpp_function, on_huge_pages
 from nanoinfer.registry import QUANTIZATIONS
 
@@ -42,6 +43,17 @@ class Int8Weights(LinearWeights):
             self.whole, self.scale, self.bias = whole, scale, bias
         else:
             self.packed = on_huge_pages(pack(whole, scale, bias), kernels)
+
+    @classmethod
+    def from_groups(
+        cls, whole: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, name: str
+    ) -> GroupedWeights:
+        """Weights that are in 8 bits already, and 32 inputs share a scale: exactly `scale * whole` (Q8_0 in GGUF).
+
+        `whole` [out, groups, 32] int8, `scale` [out, groups] float16. Activations stay precise.
+        ValueError for scales that are not finite.
+        """
+        return GroupedWeights(8, whole, scale, None, bias, kernels, name)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [T, in] in the model's dtype → [T, out]."""
@@ -75,7 +87,7 @@ def turned(rows: torch.Tensor) -> torch.Tensor:
     numbers = pad(rows.float(), (0, -rows.shape[1] % TURNED))
     step = 1
     while step < TURNED:  # each pair that is `step` apart becomes its sum and its difference
-        first, second = numbers.view(len(rows), -1, 2, step).unbind(2)
+        first, second = numbers.unflatten(1, (-1, 2, step)).unbind(2)
         numbers = torch.stack((first + second, first - second), dim=2).flatten(1)
         step *= 2
     return numbers

@@ -114,6 +114,8 @@ def test_the_tokenizer_of_the_story_model_gives_the_same_ids_and_texts(tmp_path:
             assert tokenizer.encode(text, special) == expected.encode(text, special)
         assert tokenizer.decode(expected.encode(text)) == expected.decode(expected.encode(text))
     assert tokenizer.eos_token_id == expected.eos_token_id
+    chat = [{"role": "user", "content": "Tell me about a fox."}]
+    assert tokenizer.encode_chat(chat) == expected.encode_chat(chat)
 
 
 @pytest.mark.parametrize("prefix", [True, False])
