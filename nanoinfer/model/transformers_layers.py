@@ -1,14 +1,27 @@
-"""Modules of transformers' networks that become ours: the same numbers from our kernels."""
+"""Modules of transformers' networks that become ours: the same numbers from our kernels.
 
+Linear layers and embeddings do so by their type. Of other modules, only a trial tells what they compute: a norm, an MLP or
+an attention layer is replaced if ours, with its weights, has the results that it has. So what has a turn of its own stays.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import gelu, silu
 from transformers.pytorch_utils import Conv1D
 
 from nanoinfer.model.kernels import Kernels, TorchKernels
-from nanoinfer.model.layers.linear import Linear, LMHead
+from nanoinfer.model.layers.linear import Embedding, FusedLinear, GatedLinear, Linear, LMHead
+from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.transformers_attention import now
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu_and_mul": silu,
+    "gelu_tanh_and_mul": lambda gate: gelu(gate, approximate="tanh"),
+}
+SIZES = (1e-3, 1.0, 30.0, 1000.0)  # of the rows of a trial's input: what clamps or has an epsilon shows
 
 
 class WrappedLinear(Linear):
@@ -31,9 +44,8 @@ class WrappedLinear(Linear):
 
     def forward(self, x: torch.Tensor, adapters: Any = None) -> torch.Tensor:
         """`x` [..., in_features] → [..., out_features]."""
-        metadata = None if isinstance(self, LMHead) else now.metadata
         rows = x.reshape(-1, self.in_features)
-        y = Linear.forward(self, rows, None if metadata is None else metadata.adapters)
+        y = Linear.forward(self, rows, None if isinstance(self, LMHead) else adapters_of_pass())
         return y.view(*x.shape[:-1], self.out_features)
 
 
@@ -47,20 +59,124 @@ class WrappedHead(WrappedLinear, LMHead):
         self.kernels: Kernels = TorchKernels()
 
 
-def adopt(network: nn.Module, whole: Any, head: nn.Module | None, kernels: Kernels, quantization: str | None) -> None:
-    """Replace modules of `network` by ours, and pack their weights for `kernels`. `whole`: transformers' model, from which
-    `network` has its modules. `head`: which of them computes logits."""
+class WrappedEmbedding(Embedding):
+    """For token ids of any shape."""
+
+    def __init__(self, of: nn.Embedding):
+        nn.Module.__init__(self)
+        self.kernels: Kernels = TorchKernels()
+        self.weight = nn.Parameter(of.weight, requires_grad=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """`input_ids` [...] int64 → [..., size]."""
+        return super().forward(input_ids.reshape(-1)).view(*input_ids.shape, -1)
+
+
+class WrappedMLP(nn.Module):
+    """`down(activation(gate(x)) * up(x))`."""
+
+    def __init__(self, of: Any, activation: str):
+        super().__init__()
+        gate, up = of.gate_proj, of.up_proj
+        like = gate.weight.dtype, torch.device("meta")
+        self.gate_up_proj = GatedLinear(gate.in_features, gate.out_features, activation, gate.bias is not None, *like)
+        fill(self.gate_up_proj, [gate, up])
+        self.down_proj = WrappedLinear(of.down_proj)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., hidden] → [..., hidden]."""
+        gated = self.gate_up_proj(x.reshape(-1, self.gate_up_proj.in_features), adapters_of_pass())
+        return self.down_proj(gated).view(x.shape)
+
+
+def adapters_of_pass() -> Any:
+    """The adapters of this thread's pass."""
+    return None if now.metadata is None else now.metadata.adapters
+
+
+def adopt_norms(network: nn.Module, whole: Any) -> None:
+    """Replace, in place, what is an RMSNorm or an embedding like ours."""
+    for name, module in list(network.named_modules()):
+        new: nn.Module | None = None
+        if "RMSNorm" in type(module).__name__:
+            new = _norm(module)
+        elif type(module) is nn.Embedding:
+            new = WrappedEmbedding(module)
+        if new is not None:
+            replace_module(network, whole, name, new)
+
+
+def adopt_linear(network: nn.Module, whole: Any, head: nn.Module | None, kernels: Kernels, kind: str | None) -> None:
+    """Replace MLPs with a gate, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`.
+    `head`: which of them computes logits. Last of all: transformers' own modules are not to be tried any more."""
+    for name, module in list(network.named_modules()):
+        if (mlp := _mlp(module)) is not None:
+            replace_module(network, whole, name, mlp)
     for name, module in list(network.named_modules()):
         if type(module) in (nn.Linear, Conv1D):
-            new = (WrappedHead if module is head else WrappedLinear)(module)
-            _replace(network, whole, name, new)
+            replace_module(network, whole, name, (WrappedHead if module is head else WrappedLinear)(module))
     for name, module in network.named_modules():
         if isinstance(module, Linear):
-            module.pack(kernels, quantization, name)
+            module.pack(kernels, kind, name)
+        if hasattr(module, "kernels"):
+            module.kernels = kernels
 
 
-def _replace(network: nn.Module, whole: Any, name: str, new: nn.Module) -> None:
+def replace_module(network: nn.Module, whole: Any, name: str, new: nn.Module) -> None:
+    """Put `new` where `network`, which has the modules of transformers' `whole`, has the module `name`."""
     parent, _, own = name.rpartition(".")
     setattr(network.get_submodule(parent), own, new)
     if not parent:
         setattr(whole, own, new)
+
+
+def fill(fused: FusedLinear, parts: list[nn.Linear]) -> None:
+    fused.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
+    if fused.bias is not None:
+        fused.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
+
+
+def trial_rows(size: int, like: torch.Tensor) -> torch.Tensor:
+    """The input of a trial, [1, len(SIZES), `size`]."""
+    rows = torch.randn(len(SIZES), size, generator=torch.Generator().manual_seed(0))
+    return (rows * torch.tensor(SIZES)[:, None]).to(like)[None]
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether every row is the same, up to the rounding of its dtype."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    tolerance = 2e-5 if theirs.dtype is torch.float32 else 3e-2
+    ours, theirs = (x.float().reshape(len(SIZES), -1) for x in (ours, theirs))
+    return bool(((ours - theirs).abs().amax(-1) <= tolerance * theirs.abs().amax(-1)).all())
+
+
+def _norm(module: Any) -> RMSNorm | None:
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if weight is None or not isinstance(eps, float):
+        return None
+    x = trial_rows(len(weight), weight)
+    theirs = module(x)
+    for offset in (0.0, 1.0):
+        ours = RMSNorm(len(weight), eps, weight.dtype, weight.device)
+        ours.weight.copy_(weight + offset)
+        if same(ours(x), theirs):
+            return ours
+    return None
+
+
+def _mlp(module: Any) -> WrappedMLP | None:
+    projections: list[Any] = [getattr(module, part, None) for part in ("gate_proj", "up_proj", "down_proj")]
+    if any(type(projection) is not nn.Linear for projection in projections):
+        return None
+    own = {id(parameter) for projection in projections for parameter in projection.parameters()}
+    if {id(parameter) for parameter in module.parameters()} != own or (projections[0].bias is None) != (
+        projections[1].bias is None
+    ):
+        return None
+    x = trial_rows(projections[0].in_features, projections[0].weight)
+    theirs = module(x)
+    for name, activation in ACTIVATIONS.items():
+        if same(module.down_proj(activation(module.gate_proj(x)) * module.up_proj(x)), theirs):
+            return WrappedMLP(module, name)
+    return None

@@ -23,12 +23,13 @@ from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import INSTEAD_OF_QUANTIZED, ModelConfig, end_tokens, with_end_tokens
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.kernels import Kernels
-from nanoinfer.model.layers.linear import quantization_of
+from nanoinfer.model.layers.linear import LMHead, quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.other_formats import QUANTIZE_CONFIG
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers
-from nanoinfer.model.transformers_layers import adopt
+from nanoinfer.model.transformers_layers import adopt_linear, adopt_norms
+from nanoinfer.model.transformers_self_attention import adopt_attention
 
 STATEFUL = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}  # kinds of layers
 KINDS = ("layer_types", "layers_block_type", "block_types")  # where a config names them
@@ -178,21 +179,22 @@ class TransformersModel(nn.Module):
             self.add_module(name, module)
         whole._modules[body] = _Given()
         self._probe()
+        adopt_norms(self, whole)
+        adopt_attention(self, whole, lambda: self._probed(1, 2), self.max_len)
+        head, hidden = self._output_embeddings[0], now.output.last_hidden_state[0]
+        self._is_plain = type(head) is nn.Linear and torch.equal(self._head(hidden), head(hidden))
         whole.set_attn_implementation(POOLED)
         self._decoder[0].set_attn_implementation(POOLED)
 
     def _probe(self) -> None:
         """Find the attention layers, and give each what it needs."""
-        now.calls = calls = list[AttentionCall]()
-        try:
-            one, other = (self._decode(torch.tensor(ids), torch.tensor([0, 1])) for ids in ([1, 2], [3, 2]))
-        finally:
-            now.calls = None
+        one, calls = self._probed(1, 2)
+        other, _ = self._probed(3, 2)
         if not calls:
             raise UnsupportedModelError(f"{self.config.architecture}: {NO_INTERFACE}")
         if not torch.allclose(one[1], other[1], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
             raise UnsupportedModelError(f"{self.config.architecture}: has layers with a state of their own")
-        layers = pooled_layers(calls[: len(calls) // 2])
+        layers = pooled_layers(calls)
         self.config = replace(
             self.config,
             num_hidden_layers=1 + max(layer.layer_id for layer in layers),
@@ -202,11 +204,21 @@ class TransformersModel(nn.Module):
             sliding_windows=tuple(layer.sliding_window for layer in layers),
         )
 
+    def _probed(self, *token_ids: int) -> tuple[torch.Tensor, list[AttentionCall]]:
+        """A pass of these tokens without a pool: hidden states, and what attention layers have asked for."""
+        now.calls = calls = list[AttentionCall]()
+        try:
+            return self._decode(torch.tensor(token_ids), torch.arange(len(token_ids))), calls
+        finally:
+            now.calls = None
+
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """As in LlamaForCausalLM."""
         self.kernels = kernels
-        adopt(self, self._whole[0], self._output_embeddings[0], kernels, quantization)
+        adopt_linear(self, self._whole[0], self._output_embeddings[0], kernels, quantization)
         self.quantization = quantization_of(self)
+        name = next((name for name, module in self.named_children() if isinstance(module, LMHead)), "")
+        self._logits = getattr(self, name) if self._is_plain else self._head
 
     def _decode(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`input_ids` and `positions` [T] → hidden states [T, hidden_size]."""
@@ -228,6 +240,6 @@ class TransformersModel(nn.Module):
         now.metadata, now.turns = input_metadata, {}
         try:
             hidden, rows = self._decode(input_ids, positions), hidden_rows(input_metadata)
-            return compute_logits(hidden if rows is None else hidden[rows], input_ids, self._head, input_metadata)
+            return compute_logits(hidden if rows is None else hidden[rows], input_ids, self._logits, input_metadata)
         finally:
             now.metadata = now.output = None

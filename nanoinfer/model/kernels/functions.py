@@ -26,6 +26,7 @@ ARGUMENTS = {
     "rotate": "PPPPqqqq",
     "silu_and_mul": "PPqq",
     "gelu_tanh_and_mul": "PPqq",
+    "add": "PPPqq",
     "scale": "Pqqd",
     "softcap": "Pqqd",
     "attention": "PPPPPPPPPPqqqqqdqd",
