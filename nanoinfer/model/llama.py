@@ -1,6 +1,5 @@
 """Llama, and the dense decoder that all families use: most of them differ from Llama only in the fields of ModelConfig."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.rope import RotaryEmbedding
-from nanoinfer.model.weights import load_weights
 
 # Cosine and sine tables [max_len, D/2] and the positions [T] to look up in them.
 Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -155,10 +153,6 @@ class LlamaForCausalLM(nn.Module):
         """Read a `transformers.LlamaConfig`. UnsupportedModelError naming what the family does not support."""
         bias = bool(hf.attention_bias)
         return ModelConfig.of_decoder(hf, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf.mlp_bias))
-
-    def load(self, path: Path) -> None:
-        """Fill the parameters from the checkpoint in the folder `path`; errors as `load_weights`."""
-        load_weights(self, path)
 
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """Compute with `kernels` from now on, and pack the linear weights for them, as the kind `quantization` (see

@@ -18,7 +18,7 @@ from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, sele
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_folder, refuse_file
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, has_own_head, resize_vocabulary
+from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
@@ -176,7 +176,7 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
     from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second
 
     try:
-        reason = AS_ASKED if why is None else f"not nanoinfer: {why}"
+        reason = AS_ASKED if why is None else f"not nanoinfer: {why.__cause__ or why}"
         return TransformersConfig.from_pretrained(path), TransformersModel, Selection("transformers", reason)
     except UnsupportedModelError as error:
         both = f"{path}: {error}" if why is None else f"{why}; nor can transformers' network be used: {error}"
@@ -227,7 +227,10 @@ def load_model(
     network = family(own, context, resolved_dtype, resolved_device)
     if split is not None:
         split.install(network, config, quantization)
-    network.load(path)
+    if hasattr(network, "load"):  # it reads its weights itself
+        network.load(path)
+    else:
+        load_weights(network, path)
     if vocab_size not in (None, own.vocab_size):
         resize_vocabulary(network, vocab_size)
     network.use_kernels(chosen, quantization)

@@ -39,6 +39,10 @@ CANNOT_READ = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErr
 AS_WANTED: dict[str, Any] = {"attn_implementation": PROBE, "output_loading_info": True, "use_safetensors": True}
 NO_INTERFACE = "does not use transformers' attention interface"
 WRONG = ("missing_keys", "unexpected_keys", "mismatched_keys")
+FACTS = (
+    *("architecture", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings", "tie_word_embeddings", "sliding_windows", "eos_token_ids", "source"),
+)
 # Fields that a probe fills in, and those that nobody reads here.
 FOUND_OUT: dict[str, Any] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"), 0),
@@ -59,6 +63,10 @@ class TransformersConfig(ModelConfig):
     """
 
     source: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As in ModelConfig, without the fields that only say what families of ours compute."""
+        return {name: value for name, value in super().facts().items() if name in FACTS}
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "TransformersConfig":

@@ -190,7 +190,8 @@ def any_config(model_type: str, changes: dict[str, Any]) -> transformers.Pretrai
     """A tiny config of any type: COMMON as far as it has such fields, with `changes`."""
     config_class = CONFIG_MAPPING[model_type]
     default, aliases = config_class(), getattr(config_class, "attribute_map", None) or {}
-    fields = {*default.to_dict(), *aliases, *(name for name in dir(default) if name[0] != "_"), *changes}
+    computed = {name for name in dir(config_class) if isinstance(getattr(config_class, name), property)}
+    fields = {*default.to_dict(), *aliases, *(name for name in dir(default) if name[0] != "_"), *changes} - computed
     known = {name: value for name, value in {**COMMON, **changes}.items() if name in fields}
     return config_class(
         **{name: value for name, value in known.items() if name in changes or aliases.get(name) not in known}
