@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, linear, silu
 from transformers.pytorch_utils import Conv1D
 
 from nanoinfer.model.kernels import Kernels, TorchKernels
@@ -21,6 +21,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu_and_mul": silu,
     "gelu_tanh_and_mul": lambda gate: gelu(gate, approximate="tanh"),
 }
+# What a module raises if it cannot be called as in a trial: then it stays.
+FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 SIZES = (1e-3, 1.0, 30.0, 1000.0)  # of the rows of a trial's input: what clamps or has an epsilon shows
 
 
@@ -89,6 +91,36 @@ class WrappedMLP(nn.Module):
         return self.down_proj(gated).view(x.shape)
 
 
+class WrappedExperts(nn.Module):
+    """The MLPs of a mixture of experts, each on its tokens. What a token gets does not depend on the others: its experts'
+    results are added in the router's order, in float32."""
+
+    def __init__(self, of: Any, activation: str):
+        super().__init__()
+        gate_up, down = of.gate_up_proj, of.down_proj
+        like = gate_up.dtype, torch.device("meta")
+        for i in range(len(gate_up)):
+            expert = nn.Module()
+            expert.gate_up_proj = GatedLinear(gate_up.shape[2], down.shape[2], activation, False, *like)
+            expert.down_proj = Linear(down.shape[2], down.shape[1], False, *like)
+            for own, weight in ((expert.gate_up_proj, gate_up[i]), (expert.down_proj, down[i])):
+                own.weight = nn.Parameter(weight, requires_grad=False)
+            self.add_module(str(i), expert)
+
+    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """`x` [T, hidden], and which experts each token has, with which weights, both [T, k] → [T, hidden]."""
+        results, adapters = x.new_zeros(*top_k_index.shape, x.shape[1]), adapters_of_pass()
+        for number in top_k_index.unique().tolist():
+            rows, place = torch.where(top_k_index == number)
+            of_rows = None if adapters is None else adapters.of(rows)
+            expert: Any = getattr(self, str(number))
+            results[rows, place] = expert.down_proj(expert.gate_up_proj(x[rows], of_rows), of_rows)
+        total = results[:, 0].float() * top_k_weights[:, 0, None]
+        for k in range(1, top_k_index.shape[1]):
+            total += results[:, k].float() * top_k_weights[:, k, None]
+        return total.to(x.dtype)
+
+
 def adapters_of_pass() -> Any:
     """The adapters of this thread's pass."""
     return None if now.metadata is None else now.metadata.adapters
@@ -107,11 +139,11 @@ def adopt_norms(network: nn.Module, whole: Any) -> None:
 
 
 def adopt_linear(network: nn.Module, whole: Any, head: nn.Module | None, kernels: Kernels, kind: str | None) -> None:
-    """Replace MLPs with a gate, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`.
+    """Replace MLPs, experts, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`.
     `head`: which of them computes logits. Last of all: transformers' own modules are not to be tried any more."""
     for name, module in list(network.named_modules()):
-        if (mlp := _mlp(module)) is not None:
-            replace_module(network, whole, name, mlp)
+        if (new := _mlp(module) or _experts(module)) is not None:
+            replace_module(network, whole, name, new)
     for name, module in list(network.named_modules()):
         if type(module) in (nn.Linear, Conv1D):
             replace_module(network, whole, name, (WrappedHead if module is head else WrappedLinear)(module))
@@ -179,4 +211,30 @@ def _mlp(module: Any) -> WrappedMLP | None:
     for name, activation in ACTIVATIONS.items():
         if same(module.down_proj(activation(module.gate_proj(x)) * module.up_proj(x)), theirs):
             return WrappedMLP(module, name)
+    return None
+
+
+def _experts(module: Any) -> WrappedExperts | None:
+    """If its experts are MLPs with a gate and without biases, which the router's choice is given to."""
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != {"gate_up_proj", "down_proj"} or any(each.ndim != 3 for each in parameters.values()):
+        return None
+    gate_up, down = module.gate_up_proj, module.down_proj
+    size, hidden = down.shape[2], down.shape[1]
+    if gate_up.shape != (len(down), 2 * size, hidden):
+        return None
+    x, weights = trial_rows(hidden, gate_up)[0], torch.tensor([[0.25]] * len(SIZES), dtype=gate_up.dtype)
+    chosen = torch.arange(len(SIZES))[:, None] % len(down)
+    try:
+        theirs = module(x, chosen, weights)
+    except FAILURES:
+        return None
+    for name, activation in ACTIVATIONS.items():
+        gates, ups = zip(
+            *(linear(row, gate_up[i]).split(size) for row, i in zip(x, chosen[:, 0], strict=True)), strict=True
+        )
+        each = zip(gates, ups, chosen[:, 0], strict=True)
+        ours = torch.stack([linear(activation(gate) * up, down[i]) * 0.25 for gate, up, i in each])
+        if same(ours, theirs):
+            return WrappedExperts(module, name)
     return None

@@ -15,10 +15,16 @@ from nanoinfer.model.kernels import Kernels, TorchKernels
 from nanoinfer.model.layers.linear import FusedLinear
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.transformers_attention import LAYER, AttentionCall, PooledAttention, now
-from nanoinfer.model.transformers_layers import WrappedLinear, adapters_of_pass, fill, replace_module, same, trial_rows
+from nanoinfer.model.transformers_layers import (
+    FAILURES,
+    WrappedLinear,
+    adapters_of_pass,
+    fill,
+    replace_module,
+    same,
+    trial_rows,
+)
 
-# What a module raises if it cannot be called by itself: then it stays.
-FAILURES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Tables = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [max_len, D/2]
 
 

@@ -14,6 +14,7 @@ from nanoinfer.ascend import GeneratorTorch
 from nanoinfer.errors import KernelsUnavailableError, WeightMismatchError
 from nanoinfer.model.fingerprint import model_fields
 from nanoinfer.model.loader import load_model
+from nanoinfer.model.transformers_layers import WrappedExperts
 from tests.helpers.adapters import MIXED, PROMPTS, merged, outputs, three_adapters
 from tests.helpers.any_decoder import QUICK, REFUSED, SLOW, Expected, expected_of, save_any
 
@@ -94,6 +95,29 @@ def test_few_bit_weights_are_those_of_our_own_network(quantization: str, checkpo
         assert theirs.token_ids == ours.token_ids
         for one, other in zip(theirs.logprobs or (), ours.logprobs or (), strict=True):
             assert one == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.cpu
+@torch.no_grad()
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_experts_have_few_bit_weights_and_their_results_do_not_depend_on_the_other_tokens(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    model = save_any(tmp_path, *QUICK["experts"])
+    network = load_model(tmp_path, model_impl="transformers", quantization=quantization).model
+    theirs, ours = (
+        model.get_submodule("model.layers.1.mlp.experts"),
+        network.get_submodule("model.layers.1.mlp.experts"),
+    )
+    assert isinstance(ours, WrappedExperts)
+    assert not list(ours.parameters())
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+    chosen, weights = torch.arange(40).view(20, 2) % 4, torch.linspace(0.1, 0.9, 40).view(20, 2)
+    found, wanted = ours(x, chosen, weights), theirs(x, chosen, weights)
+    tolerance = {None: 1e-5, "int8": 0.03, "int4": 0.2}[quantization]
+    assert float((found - wanted).norm() / wanted.norm()) < tolerance
+    for rows in (slice(3, 4), slice(0, 7)):
+        assert torch.equal(ours(x[rows], chosen[rows], weights[rows]), found[rows])
 
 
 def test_adapters_add_to_it_as_if_they_were_merged(tmp_path: Path) -> None:
