@@ -52,26 +52,32 @@ class WrappedLinear(Linear):
 
 
 class WrappedHead(WrappedLinear, LMHead):
-    """An LMHead, so that no adapter adds to it. What is done to logits is done elsewhere."""
+    """An LMHead: no adapter adds to it. A scale and a softcap of the logits are its own where `known_head` finds them."""
 
-    scale, softcap = 1.0, None
-
-    def __init__(self, of: nn.Module):
+    def __init__(self, of: nn.Module, scale: float = 1.0, softcap: float | None = None):
         WrappedLinear.__init__(self, of)
+        self.scale, self.softcap = scale, softcap
         self.kernels: Kernels = TorchKernels()
+
+    def forward(self, x: torch.Tensor, adapters: Any = None) -> torch.Tensor:
+        """`x` [..., in_features] → [..., V]."""
+        logits = LMHead.forward(self, x.reshape(-1, self.in_features))
+        return logits.view(*x.shape[:-1], self.out_features)
 
 
 class WrappedEmbedding(Embedding):
-    """For token ids of any shape."""
+    """For token ids of any shape. `scale` multiplies the rows."""
 
-    def __init__(self, of: nn.Embedding):
+    def __init__(self, of: nn.Embedding, scale: float):
         nn.Module.__init__(self)
         self.kernels: Kernels = TorchKernels()
+        self.scale = torch.tensor(scale, dtype=of.weight.dtype).item()  # rounded like the table
         self.weight = nn.Parameter(of.weight, requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """`input_ids` [...] int64 → [..., size]."""
-        return super().forward(input_ids.reshape(-1)).view(*input_ids.shape, -1)
+        rows = super().forward(input_ids.reshape(-1))
+        return (rows if self.scale == 1.0 else self.kernels.scale(rows, self.scale)).view(*input_ids.shape, -1)
 
 
 class WrappedMLP(nn.Module):
@@ -132,21 +138,39 @@ def adopt_norms(network: nn.Module, whole: Any) -> None:
         new: nn.Module | None = None
         if "RMSNorm" in type(module).__name__:
             new = _norm(module)
-        elif type(module) is nn.Embedding:
-            new = WrappedEmbedding(module)
+        elif isinstance(module, nn.Embedding):
+            new = _embedding(module)
         if new is not None:
             replace_module(network, whole, name, new)
 
 
-def adopt_linear(network: nn.Module, whole: Any, head: nn.Module | None, kernels: Kernels, kind: str | None) -> None:
-    """Replace MLPs, experts, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`.
-    `head`: which of them computes logits. Last of all: transformers' own modules are not to be tried any more."""
+def known_head(
+    head: nn.Module | None, logits: Callable[[torch.Tensor], torch.Tensor], config: Any
+) -> WrappedHead | None:
+    """What computes the `logits` of hidden states [k, hidden]: `head`, with a scale or a softcap that `config` names. None
+    if they are something else."""
+    if type(head) is not nn.Linear:
+        return None
+    x, kernels = trial_rows(head.in_features, head.weight)[0], TorchKernels()
+    theirs = logits(x)
+    factors = 1.0, getattr(config, "logit_scale", None), 1 / (getattr(config, "logits_scaling", None) or 1.0)
+    for scale in filter(None, factors):
+        for cap in (None, getattr(config, "final_logit_softcapping", None)):
+            ours = kernels.scale(head(x), scale)
+            if same(ours if cap is None else kernels.softcap(ours, cap), theirs):
+                return WrappedHead(head, scale, cap)
+    return None
+
+
+def adopt_linear(network: nn.Module, whole: Any, kernels: Kernels, kind: str | None) -> None:
+    """Replace MLPs, experts, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`. Last
+    of all: transformers' own modules are not to be tried any more."""
     for name, module in list(network.named_modules()):
         if (new := _mlp(module) or _experts(module)) is not None:
             replace_module(network, whole, name, new)
     for name, module in list(network.named_modules()):
         if type(module) in (nn.Linear, Conv1D):
-            replace_module(network, whole, name, (WrappedHead if module is head else WrappedLinear)(module))
+            replace_module(network, whole, name, WrappedLinear(module))
     for name, module in network.named_modules():
         if isinstance(module, Linear):
             module.pack(kernels, kind, name)
@@ -195,6 +219,16 @@ def _norm(module: Any) -> RMSNorm | None:
         if same(ours(x), theirs):
             return ours
     return None
+
+
+def _embedding(module: nn.Embedding) -> WrappedEmbedding | None:
+    scale = getattr(module, "scalar_embed_scale", 1.0)
+    ids = torch.arange(min(4, module.num_embeddings), device=module.weight.device)
+    try:
+        ours = WrappedEmbedding(module, scale)
+        return ours if torch.equal(ours(ids), module(ids)) else None
+    except FAILURES:
+        return None
 
 
 def _mlp(module: Any) -> WrappedMLP | None:

@@ -23,12 +23,12 @@ from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import INSTEAD_OF_QUANTIZED, ModelConfig, end_tokens, with_end_tokens
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.kernels import Kernels
-from nanoinfer.model.layers.linear import LMHead, quantization_of
+from nanoinfer.model.layers.linear import quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.other_formats import QUANTIZE_CONFIG
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers
-from nanoinfer.model.transformers_layers import adopt_linear, adopt_norms
+from nanoinfer.model.transformers_layers import WrappedHead, adopt_linear, adopt_norms, known_head, replace_module
 from nanoinfer.model.transformers_self_attention import adopt_attention
 
 STATEFUL = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}  # kinds of layers
@@ -36,7 +36,6 @@ KINDS = ("layer_types", "layers_block_type", "block_types")  # where a config na
 BY_LENGTH = {"dynamic", "longrope"}  # their rotary tables depend on the longest sequence of the batch
 # What transformers raises for a config that it cannot read.
 CANNOT_READ = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, StrictDataclassError)
-AS_WANTED: dict[str, Any] = {"attn_implementation": PROBE, "output_loading_info": True, "use_safetensors": True}
 NO_INTERFACE = "does not use transformers' attention interface"
 WRONG = ("missing_keys", "unexpected_keys", "mismatched_keys")
 FACTS = (
@@ -180,17 +179,24 @@ class TransformersModel(nn.Module):
             raise WeightMismatchError(f"{path}: {shown}")
         whole = whole.eval().requires_grad_(False).to(self._device)
         self.num_parameters = whole.num_parameters()
-        (body,) = (name for name, module in whole.named_children() if isinstance(module, transformers.PreTrainedModel))
+        bodies = [name for name, each in whole.named_children() if isinstance(each, transformers.PreTrainedModel)]
+        if len(bodies) != 1:
+            raise UnsupportedModelError(f"{path}: {self.config.architecture} has {len(bodies)} decoders, must have one")
+        body = bodies[0]
         self._decoder, self._whole = [getattr(whole, body)], [whole]  # in lists: not as modules of those names
-        self._output_embeddings = [whole.get_output_embeddings()]
         for name, module in whole.named_children():
             self.add_module(name, module)
+        output = whole.get_output_embeddings()
         whole._modules[body] = _Given()
         self._probe()
         adopt_norms(self, whole)
         adopt_attention(self, whole, lambda: self._probed(1, 2), self.max_len)
-        head, hidden = self._output_embeddings[0], now.output.last_hidden_state[0]
-        self._is_plain = type(head) is nn.Linear and torch.equal(self._head(hidden), head(hidden))
+        head = known_head(output, self._head, hf)
+        self._logits = self._head if head is None else head
+        for name, module in list(self.named_children()):
+            if module is output and type(module) is nn.Linear:
+                replace_module(self, whole, name, head or WrappedHead(module))
+        now.output = None
         whole.set_attn_implementation(POOLED)
         self._decoder[0].set_attn_implementation(POOLED)
 
@@ -200,7 +206,8 @@ class TransformersModel(nn.Module):
         other, _ = self._probed(3, 2)
         if not calls:
             raise UnsupportedModelError(f"{self.config.architecture}: {NO_INTERFACE}")
-        if not torch.allclose(one[1], other[1], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
+        tolerance = 1e-4 if one.dtype is torch.float32 else 1e-2
+        if not torch.allclose(one[1], other[1], rtol=0, atol=tolerance * float(one[1].abs().max())):
             raise UnsupportedModelError(f"{self.config.architecture}: has layers with a state of their own")
         layers = pooled_layers(calls)
         self.config = replace(
@@ -223,10 +230,8 @@ class TransformersModel(nn.Module):
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """As in LlamaForCausalLM."""
         self.kernels = kernels
-        adopt_linear(self, self._whole[0], self._output_embeddings[0], kernels, quantization)
+        adopt_linear(self, self._whole[0], kernels, quantization)
         self.quantization = quantization_of(self)
-        name = next((name for name, module in self.named_children() if isinstance(module, LMHead)), "")
-        self._logits = getattr(self, name) if self._is_plain else self._head
 
     def _decode(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """`input_ids` and `positions` [T] → hidden states [T, hidden_size]."""
