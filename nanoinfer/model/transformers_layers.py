@@ -80,6 +80,15 @@ class WrappedEmbedding(Embedding):
         return (rows if self.scale == 1.0 else self.kernels.scale(rows, self.scale)).view(*input_ids.shape, -1)
 
 
+class WrappedNorm(RMSNorm):
+    """For inputs of any shape, and of another dtype than the weight's: a residual stream may be in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., size] → the same shape."""
+        kernels = self.kernels if x.dtype is self.weight.dtype else TorchKernels()
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+
 class WrappedMLP(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
@@ -132,10 +141,17 @@ def adapters_of_pass() -> Any:
     return None if now.metadata is None else now.metadata.adapters
 
 
-def adopt_norms(network: nn.Module, whole: Any) -> None:
+def is_all(dtype: torch.dtype, module: nn.Module) -> bool:
+    """Whether our kernels, which are for one `dtype`, can compute `module`. Some routers are in float32 in any network."""
+    return all(parameter.dtype is dtype for parameter in module.parameters())
+
+
+def adopt_norms(network: nn.Module, whole: Any, dtype: torch.dtype) -> None:
     """Replace, in place, what is an RMSNorm or an embedding like ours."""
     for name, module in list(network.named_modules()):
         new: nn.Module | None = None
+        if not is_all(dtype, module):
+            continue
         if "RMSNorm" in type(module).__name__:
             new = _norm(module)
         elif isinstance(module, nn.Embedding):
@@ -145,11 +161,11 @@ def adopt_norms(network: nn.Module, whole: Any) -> None:
 
 
 def known_head(
-    head: nn.Module | None, logits: Callable[[torch.Tensor], torch.Tensor], config: Any
+    head: nn.Module | None, dtype: torch.dtype, logits: Callable[[torch.Tensor], torch.Tensor], config: Any
 ) -> WrappedHead | None:
     """What computes the `logits` of hidden states [k, hidden]: `head`, with a scale or a softcap that `config` names. None
     if they are something else."""
-    if type(head) is not nn.Linear:
+    if type(head) is not nn.Linear or not is_all(dtype, head):
         return None
     x, kernels = trial_rows(head.in_features, head.weight)[0], TorchKernels()
     theirs = logits(x)
@@ -162,14 +178,14 @@ def known_head(
     return None
 
 
-def adopt_linear(network: nn.Module, whole: Any, kernels: Kernels, kind: str | None) -> None:
-    """Replace MLPs, experts, and what else is linear, and pack all weights for `kernels`, as the quantization `kind`. Last
-    of all: transformers' own modules are not to be tried any more."""
+def adopt_linear(network: nn.Module, whole: Any, dtype: torch.dtype, kernels: Kernels, kind: str | None) -> None:
+    """Replace MLPs, experts, and what else is linear, and pack all weights for `kernels`, which compute in `dtype`, as the
+    quantization `kind`. Last of all: transformers' own modules are not to be tried any more."""
     for name, module in list(network.named_modules()):
-        if (new := _mlp(module) or _experts(module)) is not None:
+        if is_all(dtype, module) and (new := _mlp(module) or _experts(module)) is not None:
             replace_module(network, whole, name, new)
     for name, module in list(network.named_modules()):
-        if type(module) in (nn.Linear, Conv1D):
+        if type(module) in (nn.Linear, Conv1D) and is_all(dtype, module):
             replace_module(network, whole, name, WrappedLinear(module))
     for name, module in network.named_modules():
         if isinstance(module, Linear):
@@ -207,14 +223,14 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return bool(((ours - theirs).abs().amax(-1) <= tolerance * theirs.abs().amax(-1)).all())
 
 
-def _norm(module: Any) -> RMSNorm | None:
+def _norm(module: Any) -> WrappedNorm | None:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if weight is None or not isinstance(eps, float):
         return None
     x = trial_rows(len(weight), weight)
     theirs = module(x)
     for offset in (0.0, 1.0):
-        ours = RMSNorm(len(weight), eps, weight.dtype, weight.device)
+        ours = WrappedNorm(len(weight), eps, weight.dtype, weight.device)
         ours.weight.copy_(weight + offset)
         if same(ours(x), theirs):
             return ours

@@ -28,7 +28,14 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits
 from nanoinfer.model.other_formats import QUANTIZE_CONFIG
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers
-from nanoinfer.model.transformers_layers import WrappedHead, adopt_linear, adopt_norms, known_head, replace_module
+from nanoinfer.model.transformers_layers import (
+    WrappedHead,
+    adopt_linear,
+    adopt_norms,
+    is_all,
+    known_head,
+    replace_module,
+)
 from nanoinfer.model.transformers_self_attention import adopt_attention
 
 STATEFUL = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}  # kinds of layers
@@ -189,12 +196,12 @@ class TransformersModel(nn.Module):
         output = whole.get_output_embeddings()
         whole._modules[body] = _Given()
         self._probe()
-        adopt_norms(self, whole)
-        adopt_attention(self, whole, lambda: self._probed(1, 2), self.max_len)
-        head = known_head(output, self._head, hf)
+        adopt_norms(self, whole, self._dtype)
+        adopt_attention(self, whole, lambda: self._probed(1, 2), self.max_len, self._dtype)
+        head = known_head(output, self._dtype, self._head, hf)
         self._logits = self._head if head is None else head
         for name, module in list(self.named_children()):
-            if module is output and type(module) is nn.Linear:
+            if module is output and type(module) is nn.Linear and is_all(self._dtype, module):
                 replace_module(self, whole, name, head or WrappedHead(module))
         now.output = None
         whole.set_attn_implementation(POOLED)
@@ -230,7 +237,7 @@ class TransformersModel(nn.Module):
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """As in LlamaForCausalLM."""
         self.kernels = kernels
-        adopt_linear(self, self._whole[0], kernels, quantization)
+        adopt_linear(self, self._whole[0], self._dtype, kernels, quantization)
         self.quantization = quantization_of(self)
 
     def _decode(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,14 @@ from torch.nn.functional import linear
 
 from nanoinfer.model.kernels import Kernels, TorchKernels
 from nanoinfer.model.layers.linear import FusedLinear
-from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.transformers_attention import LAYER, AttentionCall, PooledAttention, now
 from nanoinfer.model.transformers_layers import (
     FAILURES,
     WrappedLinear,
+    WrappedNorm,
     adapters_of_pass,
     fill,
+    is_all,
     replace_module,
     same,
     trial_rows,
@@ -88,7 +89,7 @@ class _Watched:
         self.calls.setdefault(module, []).append((args, options, result))
 
 
-def adopt_attention(network: nn.Module, whole: Any, run: Callable[[], Any], max_len: int) -> None:
+def adopt_attention(network: nn.Module, whole: Any, run: Callable[[], Any], max_len: int, dtype: torch.dtype) -> None:
     """Replace, in place, the attention layers of `network` that are like ours, with rotary tables for `max_len` positions.
     `run` makes a pass for a probe."""
     watched = _Watched(network, run, lambda m: LAYER.format(0) in vars(m) or "Rotary" in type(m).__name__)
@@ -102,7 +103,11 @@ def adopt_attention(network: nn.Module, whole: Any, run: Callable[[], Any], max_
                 made[id(call[2][0])] = _tables(module, call, positions, max_len)
     new: dict[nn.Module, WrappedAttention] = {}
     for module, calls in watched.calls.items():
-        if module not in rotary and (ours := _attention(module, calls, made, positions)) is not None:
+        if (
+            module not in rotary
+            and is_all(dtype, module)
+            and (ours := _attention(module, calls, made, positions)) is not None
+        ):
             new[module] = ours
     for name, module in list(network.named_modules()):
         if module in new:
@@ -143,7 +148,7 @@ def _attention(module: Any, calls: list[Any], made: Any, positions: torch.Tensor
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if len(biases) > 1 or not isinstance(result, tuple) or len(result) != 2 or layer.own[1] != layer.own[2]:
         return None
-    if any(norm is not None and not (type(norm) is RMSNorm and len(norm.weight) == layer.own[1]) for norm in norms):
+    if any(norm is not None and not (type(norm) is WrappedNorm and len(norm.weight) == layer.own[1]) for norm in norms):
         return None
     turned = options.get("position_embeddings")
     rotation = (None, None) if turned is None else made.get(id(turned[0]))

@@ -135,6 +135,17 @@ def test_adapters_add_to_it_as_if_they_were_merged(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_a_router_that_is_in_float32_stays_so_in_bfloat16(tmp_path: Path) -> None:
+    save_any(tmp_path, *SLOW["hunyuan_moe"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="bfloat16")
+    ids = torch.arange(3, 33)
+    wanted = model(ids[None]).logits[0, :-1].float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    (out,) = LLM(tmp_path, dtype="bfloat16", max_total_tokens=64).generate([ids.tolist()], SCORED, use_tqdm=False)
+    assert out.prompt_logprobs is not None
+    assert out.prompt_logprobs[1:] == pytest.approx(wanted.tolist(), abs=0.3)
+
+
+@torch.no_grad()
 def test_forward_tensor_runs_it_too(tmp_path: Path) -> None:
     model = save_any(tmp_path, *QUICK["sinks"])
     generator, ids = GeneratorTorch(tmp_path), torch.arange(3, 33)
