@@ -39,10 +39,10 @@ class WrappedLinear(Linear):
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear. An empty `weight` stays: transformers' code may ask for its dtype."""
         assert self.weight is not None, "packed already"
-        dtype = self.weight.dtype
+        empty = self.weight.data.new_empty(0)
         super().pack(kernels, quantization, name)
         del self._parameters["weight"]
-        self.weight = torch.empty(0, dtype=dtype)  # type: ignore[assignment]
+        self.weight = empty  # type: ignore[assignment]
 
     def forward(self, x: torch.Tensor, adapters: Any = None) -> torch.Tensor:
         """`x` [..., in_features] → [..., out_features]."""
@@ -273,8 +273,8 @@ def _experts(module: Any) -> WrappedExperts | None:
     size, hidden = down.shape[2], down.shape[1]
     if gate_up.shape != (len(down), 2 * size, hidden):
         return None
-    x, weights = trial_rows(hidden, gate_up)[0], torch.tensor([[0.25]] * len(SIZES), dtype=gate_up.dtype)
-    chosen = torch.arange(len(SIZES))[:, None] % len(down)
+    x = trial_rows(hidden, gate_up)[0]
+    weights, chosen = x.new_full((len(x), 1), 0.25), torch.arange(len(x), device=x.device)[:, None] % len(down)
     try:
         theirs = module(x, chosen, weights)
     except FAILURES:
