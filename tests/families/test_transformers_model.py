@@ -45,9 +45,7 @@ def compare(llm: LLM, expected: list[Expected]) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_a_decoder_without_a_family_has_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     expected = expected_of(save_any(tmp_path, *QUICK[name]))
-    llm = LLM(tmp_path, max_total_tokens=512, chunked_prefill_size=16)
-    assert llm.model.implementation.name == "transformers"
-    compare(llm, expected)
+    compare(LLM(tmp_path, max_total_tokens=512, chunked_prefill_size=16, model_impl="transformers"), expected)
 
 
 @pytest.mark.slow
@@ -160,6 +158,15 @@ def test_forward_tensor_runs_it_too(tmp_path: Path) -> None:
         30,
     )
     torch.testing.assert_close(logits, model(ids[None]).logits[0], rtol=1e-4, atol=1e-4)
+
+
+def test_it_is_taken_where_no_family_of_ours_fits_and_says_why(tmp_path: Path) -> None:
+    save_any(tmp_path, *QUICK["parallel blocks"])
+    implementation = load_model(tmp_path).implementation
+    assert implementation.name == "transformers"
+    assert implementation.reason.startswith("not nanoinfer: architecture CohereForCausalLM: must be one of Llama")
+    with pytest.raises(UnsupportedModelError, match="architecture CohereForCausalLM: must be one of Llama"):
+        load_model(tmp_path, model_impl="nanoinfer")
 
 
 def test_a_backend_without_sinks_is_refused(tmp_path: Path) -> None:
