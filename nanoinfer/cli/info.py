@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
         ("implementation", model.implementation),
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
         ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
-        *((field.name, getattr(config, field.name)) for field in fields(config) if field.name != "dtype"),
+        *config.facts().items(),
         ("sampling defaults", in_words(model.sampling_defaults) or "none"),
         ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
         ("K/V per token", f"{kv_bytes:,} bytes"),

@@ -1,7 +1,7 @@
 """ModelConfig: the description of a checkpoint, validated and frozen."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -136,6 +136,10 @@ class ModelConfig:
             if not isinstance(window, int) or window < 1:
                 raise UnsupportedModelError(f"sliding_window={window}: must be at least 1, or null")
         return config
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the model, by field; `dtype` is the file's, and may not be the one that is served."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "dtype"}
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """How many bytes the K and V of one token take up, over all layers."""

@@ -1,6 +1,5 @@
 """Llama, and the dense decoder that all families use: most of them differ from Llama only in the fields of ModelConfig."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits
 from nanoinfer.model.layers.radix_attention import RadixAttention
 from nanoinfer.model.layers.rms_norm import RMSNorm
 from nanoinfer.model.rope import RotaryEmbedding
-from nanoinfer.model.weights import load_weights
 
 # Cosine and sine tables [max_len, D/2] and the positions [T] to look up in them.
 Rotation = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -161,10 +159,6 @@ class LlamaForCausalLM(nn.Module):
     def checkpoint_name(cls, name: str) -> str:
         """What checkpoints call the parameter that has `name` here. A family with other names overrides this method."""
         return name
-
-    def load(self, path: Path, as_stored: bool = False) -> None:
-        """Fill the parameters from the checkpoint `path`; arguments and errors as `load_weights`."""
-        load_weights(self, path, as_stored)
 
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """Compute with `kernels` from now on, and pack the linear weights for them, as the kind `quantization` (see

@@ -19,7 +19,7 @@ from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, sele
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, has_own_head, resize_vocabulary
+from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
@@ -190,7 +190,7 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
     from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second
 
     try:
-        reason = AS_ASKED if why is None else f"not nanoinfer: {why}"
+        reason = AS_ASKED if why is None else f"not nanoinfer: {why.__cause__ or why}"
         return TransformersConfig.from_pretrained(path), TransformersModel, Selection("transformers", reason)
     except UnsupportedModelError as error:
         both = f"{path}: {error}" if why is None else f"{why}; nor can transformers' network be used: {error}"
@@ -244,7 +244,10 @@ def load_model(
         split.install(network, config, quantization)
     size = vocab_size or own.vocab_size
     asked = split is not None or quantization is not None or asked_for is not None or size != own.vocab_size
-    network.load(path, as_stored=not asked and selection_of(chosen).name == "cpp")
+    if hasattr(network, "load"):  # it reads its weights itself
+        network.load(path)
+    else:
+        load_weights(network, path, as_stored=not asked and selection_of(chosen).name == "cpp")
     if size != own.vocab_size:
         resize_vocabulary(network, size)
     network.use_kernels(chosen, quantization)

@@ -28,16 +28,27 @@ from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits
 from nanoinfer.model.quantized_checkpoint import QUANTIZE_CONFIG
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers
-from nanoinfer.model.transformers_layers import adopt
+from nanoinfer.model.transformers_layers import (
+    WrappedHead,
+    adopt_linear,
+    adopt_norms,
+    is_all,
+    known_head,
+    replace_module,
+)
+from nanoinfer.model.transformers_self_attention import adopt_attention
 
 STATEFUL = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}  # kinds of layers
 KINDS = ("layer_types", "layers_block_type", "block_types")  # where a config names them
 BY_LENGTH = {"dynamic", "longrope"}  # their rotary tables depend on the longest sequence of the batch
 # What transformers raises for a config that it cannot read.
 CANNOT_READ = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, StrictDataclassError)
-AS_WANTED: dict[str, Any] = {"attn_implementation": PROBE, "output_loading_info": True, "use_safetensors": True}
 NO_INTERFACE = "does not use transformers' attention interface"
 WRONG = ("missing_keys", "unexpected_keys", "mismatched_keys")
+FACTS = (
+    *("architecture", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings", "tie_word_embeddings", "sliding_windows", "eos_token_ids", "source"),
+)
 # Fields that a probe fills in, and those that nobody reads here.
 FOUND_OUT: dict[str, Any] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"), 0),
@@ -58,6 +69,10 @@ class TransformersConfig(ModelConfig):
     """
 
     source: str = ""
+
+    def facts(self) -> dict[str, Any]:
+        """As in ModelConfig, without the fields that only say what families of ours compute."""
+        return {name: value for name, value in super().facts().items() if name in FACTS}
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "TransformersConfig":
@@ -147,9 +162,8 @@ class TransformersModel(nn.Module):
         self.config, self.max_len, self._dtype, self._device = config, max_len, dtype, device
 
     @torch.no_grad()
-    def load(self, path: Path, as_stored: bool = False) -> None:
-        """Read the weights, as strictly as `load_weights`, and probe. UnsupportedModelError naming what cannot be.
-        `as_stored` means nothing: no checkpoint that is read has weights in few bits."""
+    def load(self, path: Path) -> None:
+        """Read the weights, as strictly as `load_weights`, and probe. UnsupportedModelError naming what cannot be."""
         hf = _read_config(path)
         try:
             whole, report = _network_class(hf).from_pretrained(
@@ -172,28 +186,37 @@ class TransformersModel(nn.Module):
             raise WeightMismatchError(f"{path}: {shown}")
         whole = whole.eval().requires_grad_(False).to(self._device)
         self.num_parameters = whole.num_parameters()
-        (body,) = (name for name, module in whole.named_children() if isinstance(module, transformers.PreTrainedModel))
+        bodies = [name for name, each in whole.named_children() if isinstance(each, transformers.PreTrainedModel)]
+        if len(bodies) != 1:
+            raise UnsupportedModelError(f"{path}: {self.config.architecture} has {len(bodies)} decoders, must have one")
+        body = bodies[0]
         self._decoder, self._whole = [getattr(whole, body)], [whole]  # in lists: not as modules of those names
-        self._output_embeddings = [whole.get_output_embeddings()]
         for name, module in whole.named_children():
             self.add_module(name, module)
+        output = whole.get_output_embeddings()
         whole._modules[body] = _Given()
         self._probe()
+        adopt_norms(self, whole, self._dtype)
+        adopt_attention(self, whole, lambda: self._probed(1, 2), self.max_len, self._dtype)
+        head = known_head(output, self._dtype, self._head, hf)
+        self._logits = self._head if head is None else head
+        for name, module in list(self.named_children()):
+            if module is output and type(module) is nn.Linear and is_all(self._dtype, module):
+                replace_module(self, whole, name, head or WrappedHead(module))
+        now.output = None
         whole.set_attn_implementation(POOLED)
         self._decoder[0].set_attn_implementation(POOLED)
 
     def _probe(self) -> None:
         """Find the attention layers, and give each what it needs."""
-        now.calls = calls = list[AttentionCall]()
-        try:
-            one, other = (self._decode(torch.tensor(ids), torch.tensor([0, 1])) for ids in ([1, 2], [3, 2]))
-        finally:
-            now.calls = None
+        one, calls = self._probed(1, 2)
+        other, _ = self._probed(3, 2)
         if not calls:
             raise UnsupportedModelError(f"{self.config.architecture}: {NO_INTERFACE}")
-        if not torch.allclose(one[1], other[1], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
+        tolerance = 1e-4 if one.dtype is torch.float32 else 1e-2
+        if not torch.allclose(one[1], other[1], rtol=0, atol=tolerance * float(one[1].abs().max())):
             raise UnsupportedModelError(f"{self.config.architecture}: has layers with a state of their own")
-        layers = pooled_layers(calls[: len(calls) // 2])
+        layers = pooled_layers(calls)
         self.config = replace(
             self.config,
             num_hidden_layers=1 + max(layer.layer_id for layer in layers),
@@ -203,10 +226,18 @@ class TransformersModel(nn.Module):
             sliding_windows=tuple(layer.sliding_window for layer in layers),
         )
 
+    def _probed(self, *token_ids: int) -> tuple[torch.Tensor, list[AttentionCall]]:
+        """A pass of these tokens without a pool: hidden states, and what attention layers have asked for."""
+        now.calls = calls = list[AttentionCall]()
+        try:
+            return self._decode(torch.tensor(token_ids), torch.arange(len(token_ids))), calls
+        finally:
+            now.calls = None
+
     def use_kernels(self, kernels: Kernels, quantization: str | None = None) -> None:
         """As in LlamaForCausalLM."""
         self.kernels = kernels
-        adopt(self, self._whole[0], self._output_embeddings[0], kernels, quantization)
+        adopt_linear(self, self._whole[0], self._dtype, kernels, quantization)
         self.quantization = quantization_of(self)
 
     def _decode(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -229,6 +260,6 @@ class TransformersModel(nn.Module):
         now.metadata, now.turns = input_metadata, {}
         try:
             hidden, rows = self._decode(input_ids, positions), hidden_rows(input_metadata)
-            return compute_logits(hidden if rows is None else hidden[rows], input_ids, self._head, input_metadata)
+            return compute_logits(hidden if rows is None else hidden[rows], input_ids, self._logits, input_metadata)
         finally:
             now.metadata = now.output = None

@@ -94,8 +94,6 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "MLA": ("deepseek_v3", MLA),
     "parallel blocks": ("cohere", {}),
     "windows that only masks know": ("phimoe", {}),
-    "two attentions in a layer": ("diffllama", {}),
-    "no rotary embeddings": ("gpt2", GPT2),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     **{
@@ -111,6 +109,8 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("helium", "bitnet", "nanochat", "minimax_m2", "persimmon")},
     **{name: (name, MLA) for name in ("minicpm3", "glm4_moe_lite")},
     **{name: (name, SHARED) for name in ("glm4_moe", "dots1")},
+    "two attentions in a layer": ("diffllama", {}),
+    "no rotary embeddings": ("gpt2", GPT2),
     "deepseek_v2": ("deepseek_v2", {**MLA, "topk_method": "greedy"}),
     "llama with llama3's rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "qwen3_moe": ("qwen3_moe", {"sliding_window": None}),
@@ -190,7 +190,8 @@ def any_config(model_type: str, changes: dict[str, Any]) -> transformers.Pretrai
     """A tiny config of any type: COMMON as far as it has such fields, with `changes`."""
     config_class = CONFIG_MAPPING[model_type]
     default, aliases = config_class(), getattr(config_class, "attribute_map", None) or {}
-    fields = {*default.to_dict(), *aliases, *(name for name in dir(default) if name[0] != "_"), *changes}
+    computed = {name for name in dir(config_class) if isinstance(getattr(config_class, name), property)}
+    fields = {*default.to_dict(), *aliases, *(name for name in dir(default) if name[0] != "_"), *changes} - computed
     known = {name: value for name, value in {**COMMON, **changes}.items() if name in fields}
     return config_class(
         **{name: value for name, value in known.items() if name in changes or aliases.get(name) not in known}

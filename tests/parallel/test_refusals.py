@@ -48,6 +48,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
     ("options", "why"),
     [
         ({"capture": True}, "capture=True"),
+        ({"model_impl": "transformers"}, "model_impl='transformers'"),
         ({"quantization": "mine"}, "quantization='mine'"),
         ({"kv_cache_dtype": "mine"}, "kv_cache_dtype='mine'"),
         ({"attention_backend": "mine"}, "attention_backend='mine'"),

@@ -86,6 +86,14 @@ static void activation_and_mul(const typename E::T* x, typename E::T* out, long 
     });
 }
 
+// out = a + b.
+template <class E>
+static void add(const typename E::T* a, const typename E::T* b, typename E::T* out, long rows, long size) {
+    for_each_row(rows, size, [&](long row) {
+        for (long i = row * size; i < (row + 1) * size; i++) out[i] = E::put1(E::get1(a[i]) + E::get1(b[i]));
+    });
+}
+
 // x *= factor, in place.
 template <class E>
 static void scale(typename E::T* x, long rows, long size, float factor) {

@@ -32,6 +32,7 @@ ARGUMENTS = {
     "dispatch": "PPPPPPqqqqq",
     "each_expert": "qPPqq",  # and the arguments of what is called for each (see experts.py)
     "combine": "PPPPPPqqq",
+    "add": "PPPqq",
     "scale": "Pqqd",
     "softcap": "Pqqd",
     "attention": "PPPPPPPPPPqqqqqdqd",

@@ -21,6 +21,7 @@
     EXPORT(rotate_##type, rotate<E>)                                                                                   \
     EXPORT(silu_and_mul_##type, activation_and_mul<E, Silu>)                                                           \
     EXPORT(gelu_tanh_and_mul_##type, activation_and_mul<E, GeluTanh>)                                                  \
+    EXPORT(add_##type, add<E>)                                                                                         \
     EXPORT(scale_##type, scale<E>)                                                                                     \
     EXPORT(softcap_##type, softcap<E>)                                                                                 \
     EXPORT(store_int8_##type, store_int8<E>)                                                                           \
