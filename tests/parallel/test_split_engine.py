@@ -135,12 +135,13 @@ QUANTIZED = {
 def test_weights_are_quantized_before_they_are_cut(
     quantization: str, variant: str, kernels: str, checkpoint: Checkpoint
 ) -> None:
-    """Ranks begin in the middle of groups whose weights, or activations, share a scale."""
+    """Ranks begin in the middle of groups whose weights, or activations, share a scale. In plain torch, the bits of
+    a head's attention depend on how many heads there are."""
     family, changes, size = VARIANTS[variant]
     path, options = checkpoint(family, **changes), {**WHOLE, "quantization": quantization, "kernels": kernels}
     wanted = served(LLM(path, **options))
     with split_llm(path, size, **options) as llm:
-        assert_same(served(llm), wanted, exactly=quantization == "int8" or llm.engine.stats()["kernels"] == "cpp")
+        assert_same(served(llm), wanted, exactly=llm.engine.stats()["kernels"] == "cpp")
 
 
 @pytest.mark.slow
