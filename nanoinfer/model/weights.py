@@ -138,12 +138,12 @@ def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) ->
 def use_few_bits(model: nn.Module, where: Mapping[str, StoredTensor]) -> set[str]:
     """Have each linear layer of `model` use its matrices in `where` as they are stored, if all of them are in few bits of
     one kind. Returns the names of those that need not be decoded then."""
-    used = set[str]()
+    used, renamed = set[str](), getattr(model, "checkpoint_name", str)
     for path, module in model.named_modules():
         if isinstance(module, Linear) and module.weight is not None:
             parent = path.rpartition(".")[0]
             parts = [f"{parent}.{part}" for part in module.parts] if isinstance(module, FusedLinear) else [path]
-            names = [f"{part}.weight" for part in parts]
+            names = [renamed(f"{part}.weight") for part in parts]
             stored = [(where.get(name) or where[EMBEDDING]).few_bits() for name in names]  # a tied head is not there
             makers = {id(few and few[0]) for few in stored}
             if len(makers) == 1 and stored[0] is not None:
