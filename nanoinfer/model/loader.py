@@ -19,7 +19,13 @@ from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, sele
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
+from nanoinfer.model.weights import (
+    checkpoint_dtype,
+    has_own_head,
+    load_weights,
+    may_be_in_few_bits,
+    resize_vocabulary,
+)
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
@@ -240,14 +246,15 @@ def load_model(
         config = replace(config, tie_word_embeddings=False)
     own = config if split is None else split.own_config(config)
     network = family(own, context, resolved_dtype, resolved_device)
-    if split is not None:
-        split.install(network, config, quantization)
     size = vocab_size or own.vocab_size
-    asked = split is not None or quantization is not None or asked_for is not None or size != own.vocab_size
+    asked = quantization is not None or asked_for is not None or size != own.vocab_size
+    as_stored = not asked and selection_of(chosen).name == "cpp" and may_be_in_few_bits(path)
+    if split is not None:
+        split.install(network, config, quantization is not None or as_stored)
     if hasattr(network, "load"):  # it reads its weights itself
         network.load(path)
     else:
-        load_weights(network, path, as_stored=not asked and selection_of(chosen).name == "cpp")
+        load_weights(network, path, as_stored)
     if size != own.vocab_size:
         resize_vocabulary(network, size)
     network.use_kernels(chosen, quantization)
