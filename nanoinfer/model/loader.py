@@ -15,6 +15,7 @@ from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
+from nanoinfer.model.gguf_config import CONVERT
 from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels, selection_of
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
@@ -184,6 +185,8 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
     UnsupportedModelError naming what is not supported, ValueError for any other `model_impl`.
     """
     check_model_impl(model_impl)
+    if model_impl == "transformers" and path.is_file():
+        raise UnsupportedModelError(f"{path}: model_impl='transformers' takes no GGUF file; {CONVERT}")
     why = None
     if model_impl != "transformers":
         try:

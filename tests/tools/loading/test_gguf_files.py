@@ -51,7 +51,7 @@ def test_a_damaged_file_is_named(kept: int, file: Path, tmp_path: Path) -> None:
     ("metadata", "named"),
     [
         ({"architecture": "mamba"}, "architecture 'mamba'.* llama, qwen2"),
-        ({"llama__expert_count": 8}, "llama.expert_count=8"),
+        ({"llama__expert_count": 8}, "llama.expert_used_count=None"),
         ({"split__count": 3}, "one of 3 files; .* --merge"),
         ({"llama__rope__scaling__type": "longrope"}, "rope_type='longrope'"),
     ],
