@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def _kind(header: GGUFHeader, gguf: Any, name: str) -> Any:
         return gguf.GGMLQuantizationType(number)
     except ValueError:
         raise UnsupportedModelError(
-            f"{header.path}: {name} has the type {number}, which gguf {gguf.__version__} does not know"
+            f"{header.path}: {name} has the type {number}, which gguf {version('gguf')} does not know"
         ) from None
 
 
