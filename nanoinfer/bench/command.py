@@ -188,9 +188,10 @@ def _quality(args: argparse.Namespace) -> None:
     from nanoinfer.bench.quality import OURS, SAMPLED, format_quality, measure_quality, sampled_texts, written_texts
 
     settings, path = _settings(args, [parse_engine(name) for name in (*OURS, *args.compare)]), _path(args)
+    dtype = Checkpoint.read(path).dtype
     written = {Path(args.text).name: written_texts(path, Path(args.text), args.tokens)} if args.text else {}
     texts = {SAMPLED: sampled_texts(path, args.tokens, args.seed), **written}
-    print(format_quality(*measure_quality(path, Checkpoint.read(path).dtype, texts, settings)))
+    print(format_quality(*measure_quality(path, dtype, texts, settings)))
 
 
 def _adapters(args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from nanoinfer.bench.session import Settings
 
 Texts = list[list[int]]
 AT_ONCE = 16  # texts per question to a worker
+AT_LEAST = 8  # texts that the model writes, so that they differ enough for a standard error
 SAMPLED = "sampled text"
 # The first one is what all others are compared with.
 OURS = ["nanoinfer:dtype=float32", "nanoinfer:dtype=bfloat16"]
@@ -49,7 +50,8 @@ class Quality:
 
 def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> Texts:
     """At least `tokens` tokens of text that the model itself writes at temperature 1, in float32: each begins with the
-    beginning-of-text token and goes to the end token, or to the end of the context. ValueError if the model has none.
+    beginning-of-text token and goes to the end token, to the end of the context, or to its share of `tokens` among AT_LEAST
+    texts. No more are sampled than are needed, at most `at_once` together. ValueError if the model has no such first token.
     """
     from nanoinfer import LLM, SamplingParams
 
@@ -58,14 +60,13 @@ def sampled_texts(path: Path, tokens: int, seed: int = 0, at_once: int = 32) -> 
     if not isinstance(bos, int):
         raise ValueError(f"{path}: its config has no bos_token_id to begin a text with")
     texts: Texts = []
-    longest = llm.config.max_context_len - 2  # room for the first token, and for the one that scoring makes
+    # Room for the first token, and for the one that scoring makes.
+    longest = min(llm.config.max_context_len - 2, -(-tokens // AT_LEAST))
     with tqdm(total=tokens, desc="sampling text", unit="token") as bar:
-        while sum(map(len, texts)) < tokens:
-            params = [
-                SamplingParams(max_new_tokens=longest, temperature=1.0, seed=seed + len(texts) + i)
-                for i in range(at_once)
-            ]
-            for output in llm.generate([[bos]] * at_once, params, use_tqdm=False):
+        while (missing := tokens - sum(map(len, texts))) > 0:
+            seeds = range(seed + len(texts), seed + len(texts) + min(at_once, -(-missing // longest)))
+            params = [SamplingParams(max_new_tokens=longest, temperature=1.0, seed=each) for each in seeds]
+            for output in llm.generate([[bos]] * len(params), params, use_tqdm=False):
                 texts.append([bos, *output.token_ids])
                 bar.update(len(texts[-1]))
     return texts

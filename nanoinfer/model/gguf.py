@@ -2,9 +2,11 @@
 float32, or in few bits as they are."""
 
 import logging
+import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from nanoinfer.requests.gguf_header import GGUFHeader, TensorInfo, read_header
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # the types that are not quantized
 ROPE_FACTORS = "rope_freqs.weight"  # gguf_config.py reads it
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+SHARED_GATE = "ffn_gate_inp_shexp.weight"  # some files have its one row as a vector
 # The types that are used as they are, in groups of 32 numbers with a scale, and what makes weights of them.
 GROUPS: dict[str, Callable[..., LinearWeights]] = {
     "Q4_0": partial(Int4Weights.from_groups, minimum=None),
@@ -84,6 +88,11 @@ class GGUFTensor:
         signed = whole.contiguous().view(torch.int8) - (8 if self.kind.name == "Q4_0" else 0)
         return GROUPS[self.kind.name], {"whole": signed, **dict(zip(names, halves, strict=True))}
 
+    def expert(self, number: int) -> "GGUFTensor":
+        """That of one expert, of those of all experts of a layer, [experts, out, in]."""
+        start = self.info.start + number * (self._num_bytes() // self.shape[0])
+        return replace(self, info=replace(self.info, shape=self.shape[1:], start=start))
+
     def _num_bytes(self) -> int:
         from gguf import GGML_QUANT_SIZES
 
@@ -103,10 +112,22 @@ def gguf_tensors(path: Path, names: Collection[str]) -> dict[str, GGUFTensor]:
     gguf = import_gguf(path)
     arch = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[header.architecture]
     known = gguf.get_tensor_name_map(arch, header.get("{arch}.block_count"))
-    theirs = {known.get_name(name, (".weight", ".bias")): name for name in names}
-    tensors = {theirs.get(name, name): _tensor(header, gguf, name) for name in header.tensors if name != ROPE_FACTORS}
-    for tensor in tensors.values():
+    theirs: dict[str | None, list[str]] = {}
+    for name in names:
+        theirs.setdefault(known.get_name(EXPERT.sub(".experts.", name), (".weight", ".bias")), []).append(name)
+    tensors: dict[str, GGUFTensor] = {}
+    for name in (name for name in header.tensors if name != ROPE_FACTORS):
+        tensor, ours = _tensor(header, gguf, name), theirs.get(name, [name])
         tensor.check()
+        numbers = [int(match[1]) for match in map(EXPERT.search, ours) if match]
+        if not numbers:
+            tensors[ours[0]] = tensor
+        elif len(tensor.shape) != 3 or sorted(numbers) != [*range(tensor.shape[0])]:
+            raise WeightMismatchError(
+                f"{path}: {name}: shape {tensor.shape}, must be [{len(numbers)} experts, out, in]"
+            )
+        else:
+            tensors |= {our: tensor.expert(number) for our, number in zip(ours, numbers, strict=True)}
     return tensors
 
 
@@ -115,9 +136,10 @@ def _tensor(header: GGUFHeader, gguf: Any, name: str) -> GGUFTensor:
     of_layer = {"attn_q": heads, "attn_k": header.get("{arch}.attention.head_count_kv") or heads}
     llama = header.architecture == "llama"
     shifted = header.architecture == "gemma3" and name.endswith("norm.weight")  # there, 1 is added to the weights
+    info = header.tensors[name]
     return GGUFTensor(
         header.path,
-        header.tensors[name],
+        replace(info, shape=[1, *info.shape]) if name.endswith(SHARED_GATE) and len(info.shape) == 1 else info,
         _kind(header, gguf, name),
         of_layer.get(name.rpartition(".")[0].rpartition(".")[2], 0) if llama else 0,
         -1.0 if shifted else 0.0,
@@ -130,7 +152,7 @@ def _kind(header: GGUFHeader, gguf: Any, name: str) -> Any:
         return gguf.GGMLQuantizationType(number)
     except ValueError:
         raise UnsupportedModelError(
-            f"{header.path}: {name} has the type {number}, which gguf {gguf.__version__} does not know"
+            f"{header.path}: {name} has the type {number}, which gguf {version('gguf')} does not know"
         ) from None
 
 

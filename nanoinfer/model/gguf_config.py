@@ -12,14 +12,22 @@ from nanoinfer.model.plain_config import PlainConfig
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.requests.gguf_header import GGUFHeader, read_header
 
-# llama.cpp's name of an architecture → ours. Mistral's files are those of a Llama.
+# llama.cpp's name of an architecture → ours. Mistral's files are those of a Llama, and so are Mixtral's, with experts.
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
 }
+MIXTRAL = "MixtralForCausalLM"
+CONVERT = (
+    "transformers reads more of them, and writes a folder that can be served: "
+    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(OTHER_FOLDER)"
+)
 SIZES = {
     "hidden_size": "{arch}.embedding_length",
     "intermediate_size": "{arch}.feed_forward_length",
@@ -49,17 +57,18 @@ def read_gguf_config(path: Path) -> PlainConfig:
     header = read_header(path)
     arch = header.architecture
     if arch not in ARCHITECTURES:
-        raise UnsupportedModelError(f"architecture {arch!r} of a GGUF file: must be one of {', '.join(ARCHITECTURES)}")
-    if header.get("{arch}.expert_count"):
-        raise UnsupportedModelError(f"{arch}.expert_count={header.get('{arch}.expert_count')}: must be 0 or missing")
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModelError(f"architecture {arch!r} of a GGUF file: must be one of {known}; {CONVERT}")
+    has_experts = bool(header.get("{arch}.expert_count"))
+    architecture = MIXTRAL if arch == "llama" and has_experts else ARCHITECTURES[arch]
     said = {field: _number(header, key) for field, key in SIZES.items()}
     heads, layers = said["num_attention_heads"], said["num_hidden_layers"]
     head_dim = header.get("{arch}.attention.key_length") or said["hidden_size"] // heads
     if EMBEDDING not in header.tensors:
         raise UnsupportedModelError(f"{EMBEDDING}: is not in the file, so it has no model")
     said |= {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": find_family(ARCHITECTURES[arch]).model_type,
+        "architectures": [architecture],
+        "model_type": find_family(architecture).model_type,
         "vocab_size": header.tensors[EMBEDDING].shape[0],
         "num_key_value_heads": _number(header, KV_HEADS) if header.get(KV_HEADS) is not None else heads,
         "head_dim": head_dim,
@@ -74,7 +83,28 @@ def read_gguf_config(path: Path) -> PlainConfig:
         "layer_types": ["full_attention"] * layers,
         "rope_parameters": _rope(header, head_dim),
     }
+    if has_experts:
+        said |= _of_experts(header, said)
     return PlainConfig(**(said | _of_gemma(header, said) if arch == "gemma3" else said))
+
+
+def _of_experts(header: GGUFHeader, said: dict[str, Any]) -> dict[str, Any]:
+    """What a file does not say of its experts is as in llama.cpp."""
+    scale = header.get("{arch}.expert_weights_scale", 1.0)
+    if scale not in (0.0, 1.0):
+        raise UnsupportedModelError(f"{header.architecture}.expert_weights_scale={scale}: must be 1, or missing")
+    size = said["intermediate_size"]
+    return {
+        "num_experts": _number(header, "{arch}.expert_count"),
+        "num_experts_per_tok": _number(header, "{arch}.expert_used_count"),
+        "moe_intermediate_size": header.get("{arch}.expert_feed_forward_length") or size,
+        "shared_expert_intermediate_size": header.get("{arch}.expert_shared_feed_forward_length") or size,
+        "norm_topk_prob": header.architecture == "qwen3moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": said["attention_bias"],
+        "clip_qkv": header.get("{arch}.attention.clamp_kqv"),
+    }
 
 
 def _of_gemma(header: GGUFHeader, said: dict[str, Any]) -> dict[str, Any]:

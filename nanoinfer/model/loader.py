@@ -15,11 +15,18 @@ from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
+from nanoinfer.model.gguf_config import CONVERT
 from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels, selection_of
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
 from nanoinfer.model.split import ModelSplit
-from nanoinfer.model.weights import checkpoint_dtype, has_own_head, load_weights, resize_vocabulary
+from nanoinfer.model.weights import (
+    checkpoint_dtype,
+    has_own_head,
+    load_weights,
+    may_be_in_few_bits,
+    resize_vocabulary,
+)
 from nanoinfer.registry import QUANTIZATIONS
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
@@ -178,6 +185,8 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
     UnsupportedModelError naming what is not supported, ValueError for any other `model_impl`.
     """
     check_model_impl(model_impl)
+    if model_impl == "transformers" and path.is_file():
+        raise UnsupportedModelError(f"{path}: model_impl='transformers' takes no GGUF file; {CONVERT}")
     why = None
     if model_impl != "transformers":
         try:
@@ -240,14 +249,15 @@ def load_model(
         config = replace(config, tie_word_embeddings=False)
     own = config if split is None else split.own_config(config)
     network = family(own, context, resolved_dtype, resolved_device)
-    if split is not None:
-        split.install(network, config, quantization)
     size = vocab_size or own.vocab_size
-    asked = split is not None or quantization is not None or asked_for is not None or size != own.vocab_size
+    asked = quantization is not None or asked_for is not None or size != own.vocab_size
+    as_stored = not asked and selection_of(chosen).name == "cpp" and may_be_in_few_bits(path)
+    if split is not None:
+        split.install(network, config, quantization is not None or as_stored)
     if hasattr(network, "load"):  # it reads its weights itself
         network.load(path)
     else:
-        load_weights(network, path, as_stored=not asked and selection_of(chosen).name == "cpp")
+        load_weights(network, path, as_stored)
     if size != own.vocab_size:
         resize_vocabulary(network, size)
     network.use_kernels(chosen, quantization)

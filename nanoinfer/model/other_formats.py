@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_object
 
@@ -13,7 +12,6 @@ NO_MODEL = (
     "consolidated",
     "adapter_",
 )  # safetensors files that begin so: the weights in Mistral's own format, an adapter
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # numbers in a config.json
 ONLY = "must be a GGUF file, or a folder with config.json and model.safetensors"
 
 
@@ -58,17 +56,10 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def unsupported_kind(config: Path) -> str:
-    """What kind of model the file `config`, a config.json, describes, if it is one of those that nobody can serve here, as
-    the beginning of a message; empty if it is none of them."""
-    raw = read_object(config) or {}
-    said = {**raw, **(raw["text_config"] if isinstance(raw.get("text_config"), dict) else {})}
-    kinds = []
-    served = {*map(str, raw.get("architectures") or ())} & MODEL_FAMILIES.keys()
-    if not served and any(isinstance(said.get(field), int) and said[field] > 1 for field in EXPERTS):
-        kinds.append("a mixture of experts")
-    if any("vision" in field for field in raw):
-        kinds.append("a model with vision")
-    return f"is {' and '.join(kinds)}, which is not supported; " if kinds else ""
+    """The beginning of a message if the file `config`, a config.json, describes a model with vision, which nobody can serve
+    here; else empty."""
+    has_vision = any("vision" in field for field in read_object(config) or {})
+    return "is a model with vision, which is not supported; " if has_vision else ""
 
 
 def pointer_problem(files: list[Path]) -> str:

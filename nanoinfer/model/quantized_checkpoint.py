@@ -44,7 +44,9 @@ class Quantized:
     def dequantize(self) -> torch.Tensor:
         """The weight, [out, in] float32."""
         inputs, groups = self.q.shape[1], self.scale.shape[1]
-        group = torch.arange(inputs) // -(-inputs // groups) if self.group is None else self.group
+        if self.group is None and inputs % groups:
+            raise ValueError(f"{groups} groups for {inputs} inputs")
+        group = torch.arange(inputs) // (inputs // groups) if self.group is None else self.group
         q = self.q.float()
         if self.zero is not None:
             q = q - self.zero.float()[:, group]

@@ -58,9 +58,10 @@ class ModelSplit(Protocol):
         """The configuration of this process's share. ValueError if the model cannot be split like this."""
         ...
 
-    def install(self, network: Any, config: ModelConfig, quantization: str | None) -> None:
+    def install(self, network: Any, config: ModelConfig, quantized: bool) -> None:
         """Put layers that work together with the other processes into a network that was made with `own_config` of
-        `config`, and give its layers `cuts`: for each of a layer's projections by name, the Cut of its tensors."""
+        `config`, and give its layers `cuts`: for each of a layer's projections by name, the Cut of its tensors.
+        `quantized`: whether its weights are to be in few bits."""
         ...
 
 

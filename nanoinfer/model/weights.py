@@ -138,20 +138,32 @@ def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) ->
 def use_few_bits(model: nn.Module, where: Mapping[str, StoredTensor]) -> set[str]:
     """Have each linear layer of `model` use its matrices in `where` as they are stored, if all of them are in few bits of
     one kind. Returns the names of those that need not be decoded then."""
-    used = set[str]()
+    used, renamed = set[str](), getattr(model, "checkpoint_name", str)
     for path, module in model.named_modules():
         if isinstance(module, Linear) and module.weight is not None:
             parent = path.rpartition(".")[0]
-            parts = [f"{parent}.{part}" for part in module.parts] if isinstance(module, FusedLinear) else [path]
-            names = [f"{part}.weight" for part in parts]
+            parts = module.parts if isinstance(module, FusedLinear) else {"": 0}
+            names = [renamed(f"{f'{parent}.{part}' if part else path}.weight") for part in parts]
             stored = [(where.get(name) or where[EMBEDDING]).few_bits() for name in names]  # a tied head is not there
             makers = {id(few and few[0]) for few in stored}
             if len(makers) == 1 and stored[0] is not None:
-                matrices = [few[1] for few in stored if few is not None]
+                cuts = [cut_of(module, part) for part in parts]
+                matrices = [_cut(few[1], cut) for few, cut in zip(stored, cuts, strict=True) if few is not None]
                 whole = {name: torch.cat([matrix[name] for matrix in matrices]) for name in matrices[0]}
                 module.as_stored = partial(stored[0][0], **whole)
                 used |= where.keys() & set(names)
     return used
+
+
+def _cut(matrix: Mapping[str, torch.Tensor], cut: Cut | None) -> dict[str, torch.Tensor]:
+    """This process's outputs of a matrix in few bits."""
+    assert cut is None or cut.dim == 0, "groups of inputs are not cut"
+    return {name: tensor if cut is None else cut.of(tensor, tensor.ndim) for name, tensor in matrix.items()}
+
+
+def may_be_in_few_bits(path: Path) -> bool:
+    """Whether a checkpoint is of a kind whose matrices may be stored in few bits."""
+    return path.suffix == SUFFIX or checkpoint_format(path) is not None
 
 
 def has_own_head(path: str | Path) -> bool:

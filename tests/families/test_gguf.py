@@ -37,6 +37,10 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3": ("qwen3", {"rope_parameters": YARN_ROPE, "head_dim": 24}),
     "gemma3": ("gemma3", {**GEMMA, "final_logit_softcapping": 0.2}),
     "phi3": ("phi3", {"sliding_window": 5}),
+    "qwen3_moe": ("qwen3_moe", {"mlp_only_layers": []}),
+    "qwen2_moe": ("qwen2_moe", {"norm_topk_prob": False}),
+    "olmoe": ("olmoe", {"norm_topk_prob": False}),
+    "mixtral": ("mixtral", {"sliding_window": None}),
 }
 
 
@@ -95,6 +99,7 @@ def test_groups_stand_for_the_decoded_matrix(kind: Kind, checkpoint: Checkpoint,
         ("llama", {"tie_word_embeddings": True, "attention_bias": True}, Kind.Q4_0),
         ("gemma3", GEMMA, Kind.Q4_1),
         ("phi3", {}, Kind.Q8_0),
+        ("qwen3_moe", {"mlp_only_layers": [], "moe_intermediate_size": 64}, Kind.Q4_0),
     ],
 )
 def test_weights_in_few_bits_are_used_as_they_are(

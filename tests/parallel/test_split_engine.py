@@ -9,6 +9,7 @@ import pytest
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import load_model
 from tests.helpers.adapters import save_adapter
+from tests.helpers.gguf_files import Kind, write_gguf
 from tests.helpers.split_models import (
     PARAMS,
     PROMPTS,
@@ -85,12 +86,17 @@ def test_each_rank_has_its_share_of_weights_and_kv(checkpoint: Checkpoint) -> No
         assert model.config.vocab_size == whole.config.vocab_size
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "int4", Kind.Q4_1, Kind.F16], ids=str)
 def test_quantized_weights_give_the_bits_of_one_process_in_bfloat16_too(
-    quantization: str, checkpoint: Checkpoint
+    kind: str | Kind, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    path = checkpoint("llama", **SIX_HEADS)
-    options = {"dtype": "bfloat16", "quantization": quantization, "kernels": "auto", "attention_backend": "auto"}
+    """Also where a GGUF file has them."""
+    options: dict[str, Any] = {"kernels": "auto", "attention_backend": "auto"}
+    if isinstance(kind, str):
+        path = checkpoint("llama", **SIX_HEADS)
+        options |= {"dtype": "bfloat16", "quantization": kind}
+    else:
+        path = write_gguf(checkpoint("llama", **{**SIX_HEADS, "hidden_size": 96}), tmp_path / "model.gguf", kind)
     wanted = served(LLM(path, **options, **WHOLE))
     with split_llm(path, 3, **options, **WHOLE) as llm:
         if llm.engine.stats()["kernels"] != "cpp":

@@ -47,19 +47,24 @@ def called_modules(module: nn.Module) -> Iterator[nn.Module]:
 class GroupedLinear:
     """One Linear for each expert, all of one shape, each of which multiplies its own rows ("grouped GEMM").
 
-    If the kind of weights allows it, this is one C++ call (`each_expert` in moe.cpp), which a recorded pass can repeat with
-    other numbers of rows, and a row's result does not depend on other rows. Otherwise, it is one product after another.
+    If all have the same kind of weights, and that allows it, this is one C++ call (`each_expert` in moe.cpp), which a
+    recorded pass can repeat with other numbers of rows, and a row's result does not depend on other rows. Otherwise, it is
+    one product after another.
     """
 
     def __init__(self, linears: Sequence[Linear]):
         self._linears = linears
         self._each_expert: Function | None = None
+        self._are_alike: bool | None = None
 
     def multiply(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """`x` [N, in], of which expert e has the rows from `starts[e]` on, `starts` [E + 1] int32 → [N, out]."""
         first = self._linears[0]
         assert first.weights is not None, "not packed yet"
-        if not getattr(first.weights, "one_product", False):
+        if self._are_alike is None:  # a checkpoint may have some experts in few bits, and others not
+            forms = [_form(linear.weights) for linear in self._linears]
+            self._are_alike = all(form == forms[0] for form in forms)
+        if not (self._are_alike and getattr(first.weights, "one_product", False)):
             ends = starts.tolist()
             parts = [linear(x[a:b]) for linear, a, b in zip(self._linears, ends, ends[1:], strict=False) if b > a]
             return torch.cat(parts) if parts else first(x)
@@ -88,3 +93,9 @@ class GroupedLinear:
                 pointers = [getattr(linear.weights, name).data_ptr() for linear in self._linears]
                 moves[1:, arguments.index(value.data_ptr())] = np.subtract(pointers, value.data_ptr())
         return moves
+
+
+def _form(weights: Any) -> tuple[Any, ...]:
+    """What is the same if one function multiplies by all: the kind of weights, and the shapes of their tensors."""
+    tensors = [(name, value.shape) for name, value in vars(weights).items() if isinstance(value, torch.Tensor)]
+    return type(weights), tensors

@@ -10,7 +10,7 @@
             └────────────────┬────────────────┘
                         all-reduce: x again
 
-With quantized weights, the second is cut by columns, too: all ranks gather its inputs and its outputs (`GatheredLinear`).
+With weights in few bits, the second is cut by columns, too: all ranks gather its inputs and its outputs (`GatheredLinear`).
 
 Rank 0 is the process of the `LLM`. It has the engine, and tells the other ranks what each pass computes; these have their
 share of weights and K/V, and nothing else. Start reading with `shard.py`; then `layers.py`, `runner.py`, `worker.py`.

@@ -136,14 +136,14 @@ class SplitHead(LMHead):
         return logits.new_zeros(()).expand(len(x), sum(self._widths)) if gathered is None else gathered
 
 
-def install(network: Any, config: ModelConfig, quantization: str | None, communicator: Communicator) -> None:
+def install(network: Any, config: ModelConfig, quantized: bool, communicator: Communicator) -> None:
     """Put these layers into `network`, which was made with the share's configuration and has no weights yet, and give every
-    layer that is cut its `cuts`. `config`: that of the whole model.
+    layer that is cut its `cuts`. `config`: that of the whole model. `quantized`: whether weights are to be in few bits.
 
     UnsupportedModelError for a family whose head or embedding is one of its own, or with a layer whose cut is not known.
     """
     shard = communicator.shard
-    cuts, widths = cuts_of(shard, config, quantization), input_widths(shard, config)
+    cuts, widths = cuts_of(shard, config, quantized), input_widths(shard, config)
     if type(network.lm_head) is not LMHead or type(network.model.embed_tokens) is not Embedding:
         raise UnsupportedModelError(
             f"tensor_parallel_size={shard.size}: {type(network).__name__} has a head of its own"
@@ -163,10 +163,10 @@ def install(network: Any, config: ModelConfig, quantization: str | None, communi
             assert module.weight is not None
             rest = module.bias is not None, module.weight.dtype, module.weight.device, communicator
             split: Linear
-            if quantization is None:
-                split = RowLinear(cuts[name], module.out_features, *rest)
-            else:
+            if quantized:
                 split = GatheredLinear(cuts[name], widths[name], *rest)
+            else:
+                split = RowLinear(cuts[name], module.out_features, *rest)
             setattr(network.get_submodule(parent), name, split)
         elif isinstance(module, Linear) and not isinstance(module, SplitHead):
             raise UnsupportedModelError(

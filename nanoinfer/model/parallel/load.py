@@ -41,9 +41,9 @@ class ModelShare:
         """As in ModelSplit."""
         return self.communicator.shard.own_config(config)
 
-    def install(self, network: Any, config: ModelConfig, quantization: str | None) -> None:
+    def install(self, network: Any, config: ModelConfig, quantized: bool) -> None:
         """As in ModelSplit."""
-        install(network, config, quantization, self.communicator)
+        install(network, config, quantized, self.communicator)
 
 
 def device_of(kind: str, rank: int) -> str:

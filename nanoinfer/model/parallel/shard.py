@@ -60,7 +60,7 @@ class Shard:
         )
 
 
-def cuts_of(shard: Shard, config: ModelConfig, quantization: str | None = None) -> dict[str, Cut]:
+def cuts_of(shard: Shard, config: ModelConfig, quantized: bool = False) -> dict[str, Cut]:
     """The Cut of every projection that is cut, by its name in checkpoints, for a model of `config`. Fused ones (Phi-3's)
     are cut part by part: a rank's q, k and v are not side by side in the file.
 
@@ -80,8 +80,8 @@ def cuts_of(shard: Shard, config: ModelConfig, quantization: str | None = None) 
         "gate_proj": Cut(0, (mlp,), mlp_size),
         "up_proj": Cut(0, (mlp,), mlp_size),
         "gate_up_proj": Cut(0, (mlp, _behind(mlp_size, mlp)), 2 * mlp_size),
-        "o_proj": outputs if quantization else Cut(1, (q,), q_size),
-        "down_proj": outputs if quantization else Cut(1, (mlp,), mlp_size),
+        "o_proj": outputs if quantized else Cut(1, (q,), q_size),
+        "down_proj": outputs if quantized else Cut(1, (mlp,), mlp_size),
         "embed_tokens": Cut(0, (vocabulary,), config.vocab_size),
         "lm_head": Cut(0, (vocabulary,), config.vocab_size),
     }

@@ -47,11 +47,19 @@ def test_a_damaged_file_is_named(kept: int, file: Path, tmp_path: Path) -> None:
         LLM(damaged)
 
 
+def test_a_type_of_numbers_that_is_not_known_is_named(file: Path, tmp_path: Path) -> None:
+    content, name = bytearray(file.read_bytes()), b"output.weight"
+    content[content.index(name) + len(name) + 4 + 2 * 8] = 250  # behind the number of dimensions, and both of these
+    (tmp_path / "other.gguf").write_bytes(content)
+    with pytest.raises(UnsupportedModelError, match=r"other\.gguf: output\.weight has the type 250, which gguf \d"):
+        LLM(tmp_path / "other.gguf")
+
+
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
         ({"architecture": "mamba"}, "architecture 'mamba'.* llama, qwen2"),
-        ({"llama__expert_count": 8}, "llama.expert_count=8"),
+        ({"llama__expert_count": 8}, "llama.expert_used_count=None"),
         ({"split__count": 3}, "one of 3 files; .* --merge"),
         ({"llama__rope__scaling__type": "longrope"}, "rope_type='longrope'"),
     ],
