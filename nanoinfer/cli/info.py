@@ -6,14 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 import nanoinfer
-from nanoinfer.cli.options import add_engine_options, load
+from nanoinfer.cli.options import add_engine_options, add_model, choose_model, load
 from nanoinfer.cli.terminal import styled, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
+    add_model(parser)
     parser.set_defaults(run=run)
-    add_engine_options(parser)
+    add_engine_options(parser, but=["model"])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from nanoinfer.model.layers.linear import weight_bytes
     from nanoinfer.model.loader import in_words
 
+    choose_model(args)
     llm = load(args)
     runner = llm.engine.model_runner
     kernels, attention = selections(runner)
