@@ -6,14 +6,15 @@ from dataclasses import fields
 from typing import Any
 
 import nanoinfer
-from nanoinfer.cli.options import add_engine_options, load
+from nanoinfer.cli.options import add_engine_options, add_model, choose_model, load
 from nanoinfer.cli.terminal import styled, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
+    add_model(parser)
     parser.set_defaults(run=run)
-    add_engine_options(parser)
+    add_engine_options(parser, but=["model"])
 
 
 def run(args: argparse.Namespace) -> None:
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from nanoinfer.model.layers.linear import weight_bytes
     from nanoinfer.model.loader import in_words
 
+    choose_model(args)
     llm = load(args)
     runner = llm.engine.model_runner
     kernels, attention = selections(runner)
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
         *([] if model.split is None else [("share of the model", f"that of 1 of {model.split.size} processes")]),
         ("implementation", model.implementation),
         ("parameters", f"{model.model.num_parameters:,} in {model.dtype}, on {model.device}".replace("torch.", "")),
-        ("weights", f"{_quantization(model.model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
+        ("weights", f"{_in_bits(model)}, {weight_bytes(model.model) / 2**20:,.1f} MiB"),
         *config.facts().items(),
         ("sampling defaults", in_words(model.sampling_defaults) or "none"),
         ("tokenizer", "yes" if model.tokenizer else "none: takes token ids only"),
@@ -59,9 +61,10 @@ def _adapter(adapter: Any) -> str:
     return f"rank {ranks}, {len(adapter.parts)} projections, {adapter.num_bytes / 2**20:,.1f} MiB, {adapter.path}"
 
 
-def _quantization(network: Any) -> str:
-    kind = network.quantization
-    return f"{kind}, and embeddings and norms as in the checkpoint" if kind.name else "as in the checkpoint"
+def _in_bits(model: Any) -> str:
+    """In what the weights are kept, which a checkpoint or a file may have in fewer bits."""
+    kind, dtype = model.model.quantization, str(model.dtype).removeprefix("torch.")
+    return f"{kind}, embeddings and norms in {dtype}" if kind.name else dtype
 
 
 def _compact(value: object) -> str:

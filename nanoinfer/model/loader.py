@@ -196,6 +196,8 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
             if model_impl == "nanoinfer" or path.is_file():
                 raise
             why = error
+    if path.is_file():
+        raise UnsupportedModelError(f"{path}: model_impl='transformers': must be 'auto' or 'nanoinfer' for a GGUF file")
     from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second
 
     try:

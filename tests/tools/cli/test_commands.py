@@ -108,6 +108,7 @@ def test_info_says_what_is_served_and_what_computes(capsys: pytest.CaptureFixtur
         assert text in out
     rows = dict(re.findall(r"^  (\w+) +(\S.*)$", out, re.MULTILINE))
     assert (rows["rope_scaling"], rows["max_position_embeddings"]) == ("none", "1024")
+    assert rows["weights"].startswith("float16, ")
     assert re.search(r"adapter x +rank 4, \d+ projections", out)
     words = " ".join(out.split())
     assert re.search(r"kernels torch \(not cpp: .*float16.*; not onednn: .*float16", words)

@@ -78,7 +78,7 @@ def test_another_engines_name_is_an_option_too(theirs: str, ours: str) -> None:
         (["generate", "Once", "--max-newtokens", "3"], "generate", "--max-new-tokens"),
         (["bench", "tiers", "--conversatons", "4"], "bench tiers", "--conversations"),
         (["demo", "--disable-radix-cache"], "demo", ""),
-        (["info", "story"], "info", "--model"),
+        (["demo", "prefix", "story"], "demo", "--model"),
     ],
 )
 def test_an_unknown_argument_is_answered_by_the_commands_own_help(
@@ -108,7 +108,7 @@ finally:
     assert not {"torch", "numpy", "transformers"} & set(done.stderr.split())
 
 
-@pytest.mark.parametrize("command", ["chat", "serve"])
+@pytest.mark.parametrize("command", ["chat", "serve", "info"])
 def test_the_model_is_the_argument_or_the_option_but_not_both(command: str) -> None:
     for argv, model in ((["tiny"], "tiny"), (["--model", "tiny"], "tiny"), ([], "story")):
         args = parsed(command, *argv)

@@ -72,6 +72,11 @@ def test_what_is_not_supported_is_named(
         LLM(file)
 
 
+def test_transformers_network_does_not_read_it(file: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"model\.gguf: model_impl='transformers'"):
+        load_model(file, model_impl="transformers")
+
+
 def test_without_the_package_gguf_the_error_says_how_to_get_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UnsupportedModelError, match=r"pip install 'nanoinfer\[gguf\]'"):
