@@ -16,7 +16,7 @@ from nanoinfer.cluster.policies import POLICIES, PrefixHash, make_policy
 from nanoinfer.cluster.policy import RoutedRequest
 from nanoinfer.cluster.serve.fleet import Fleet, QueuedTokens
 from nanoinfer.cluster.serve.protocol import Description
-from nanoinfer.cluster.serve.settings import ClusterSettings, ReplicaSettings
+from nanoinfer.cluster.serve.settings import ClusterSettings
 from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, NoReplicaError
 from nanoinfer.requests.request import Request
@@ -110,11 +110,8 @@ def test_the_autoscaler_adds_up_what_replicas_have_recorded() -> None:
     [
         ({"replicas": 0}, "replicas=0"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas=2"),
-        ({"silence_s": 0}, "silence_s=0"),
-        ({"replica_timeout_s": float("inf")}, "replica_timeout_s=inf"),
         ({"policy": "best"}, "policy='best'"),
         ({"policy_options": {"block_size": 32}}, "block_size=32"),
-        ({"name": "a/b"}, "name='a/b'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -129,11 +126,6 @@ def test_a_replica_gets_a_processor_for_each_thread_of_its_ranks() -> None:
     settings = cluster_settings(parser.parse_args(options))
     assert (settings.replicas, settings.cpus_per_replica, settings.replica.threads) == (3, 4, 2)
     assert settings.replica.options["tensor_parallel_size"] == 2
-
-
-def test_a_replica_sleeps_only_if_it_knows_for_how_long() -> None:
-    with pytest.raises(ValueError, match="sleeps=True"):
-        ReplicaSettings(sleeps=True)
 
 
 # --- an ingress -------------------------------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
-from nanoinfer.cluster import PrefixHash, PrefixRouter, RoutedRequest
+from nanoinfer.cluster import PrefixHash, PrefixRouter
 from nanoinfer.cluster.policy import rendezvous, salt
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
 from tests.helpers.fake_cluster import COSTS, POLICIES, Make, request, stored, tokens_of
@@ -96,8 +95,6 @@ def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
     policy.add_replica("a")
     with pytest.raises(ValueError, match="replica='a'"):
         policy.add_replica("a")
-    with pytest.raises(ValueError, match="replica=''"):
-        policy.add_replica("")
     for call in (
         lambda: policy.remove_replica("b"),
         lambda: policy.note_events("b", EventBatch(0, 0.0, [])),
@@ -109,40 +106,9 @@ def test_every_policy_refuses_what_it_does_not_know(make: Make) -> None:
         policy.choose(request("x", [1]))
     with pytest.raises(ValueError, match="request_id='y'"):
         policy.note_first_token("y")
-    with pytest.raises(ValueError, match="cached_tokens=-1"):
-        policy.note_first_token("x", cached_tokens=-1)
-    with pytest.raises(ValueError, match=r"output_tokens=1\.5"):
-        policy.note_end("x", output_tokens=1.5)  # type: ignore[arg-type]
     policy.note_end("x")
     with pytest.raises(ValueError, match="request_id='x'"):
         policy.note_end("x")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"request_id": ""}, "request_id=''"),
-        ({"token_ids": []}, "token_ids"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-    ],
-)
-def test_a_wrong_request_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RoutedRequest(**{"request_id": "x", "token_ids": [1], "max_new_tokens": 1, **fields})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block_size": 0}, "block_size=0"),
-        ({"chunk_tokens": 0}, "chunk_tokens=0"),
-        ({"max_running_requests": 0}, "max_running_requests=0"),
-        ({"max_blocks": 0}, "max_blocks=0"),
-    ],
-)
-def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PrefixRouter(COSTS, **options)
 
 
 def test_a_router_loads_neither_torch_nor_an_engine() -> None:

@@ -194,13 +194,9 @@ def test_a_policy_under_which_nothing_ends_is_told_and_the_others_go_on(
         (["--trace", "nothing"], "trace='nothing'"),
         (["--policy", "magic"], "policy='magic'"),
         (["--costs", "abacus"], "costs='abacus'"),
-        (["--replicas", "0"], "replicas=0"),
         (["show"], "show: needs --out"),
-        (["calibrate"], "calibrate: needs --out"),
-        (["--processes", "0"], "--processes 0"),
         (["--out", "/nowhere/at/all.json"], "/nowhere/at"),
         (["show", "--out", __file__], "test_simulation.py"),
-        (["--warm-up", "9", "--seconds", "3"], "warm_up=9.0"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

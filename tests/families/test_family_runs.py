@@ -12,9 +12,7 @@ import transformers
 from nanoinfer import LLM, Engine, RequestOutput, SamplingParams
 from tests.helpers.checkpoints import FAMILIES, TINY, greedy
 from tests.helpers.families import LLAMA3_ROPE, VARIANTS
-from tests.helpers.rows import (
-    random_tokens,
-)
+from tests.helpers.rows import random_tokens
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]

@@ -22,9 +22,8 @@ from nanoinfer.model.weights import checkpoint_targets, load_weights
 from tests.helpers.checkpoints import edited, greedy, save_checkpoint
 
 Tensors = dict[str, torch.Tensor]
-Way = Callable[
-    [torch.Tensor], tuple[Tensors, torch.Tensor]
-]  # a weight → its tensors, and the weight that they stand for
+# A weight → its tensors, and the weight that they stand for.
+Way = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 PROMPT = [5, 6, 7, 8, 9]
 
 
@@ -136,7 +135,15 @@ def ct(layout: str, **weights: Any) -> dict[str, Any]:
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+BLOCKS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [32, 16]}
+COMPRESSED = {  # layout, and what is said of the weights
+    "w4a16": ("pack-quantized", INT4),
+    "w4a16 asymmetric": ("pack-quantized", {**INT4, "symmetric": False}),
+    "w8a16": ("pack-quantized", INT8),
+    "w8a8": ("int-quantized", INT8),
+    "fp8 per tensor": ("float-quantized", {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}),
+    "fp8 per block": ("float-quantized", BLOCKS),
+}
 CASES: dict[str, tuple[Way, dict[str, Any]]] = {
     "gptq": (gptq(32), {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "gptq asymmetric": (gptq(64, symmetric=False), {"quant_method": "gptq", "bits": 4, "sym": False}),
@@ -144,23 +151,9 @@ CASES: dict[str, tuple[Way, dict[str, Any]]] = {
     "gptq version 2": (gptq(32, False, version=2), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}),
     "gptq of 8 bits": (gptq(64, bits=8), {"quant_method": "gptq", "bits": 8}),
     "awq": (awq(32), {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}),
-    "w4a16": (compressed("pack-quantized", **INT4), ct("pack-quantized", **INT4)),
-    "w4a16 asymmetric": (
-        compressed("pack-quantized", symmetric=False, **INT4),
-        ct("pack-quantized", symmetric=False, **INT4),
-    ),
-    "w8a16": (compressed("pack-quantized", **INT8), ct("pack-quantized", **INT8)),
-    "w8a8": (compressed("int-quantized", **INT8), ct("int-quantized", **INT8)),
-    "fp8 per tensor": (
-        compressed("float-quantized", strategy="tensor", **FLOAT8),
-        ct("float-quantized", strategy="tensor", **FLOAT8),
-    ),
-    "fp8 per block": (
-        compressed("float-quantized", strategy="block", block_structure=[32, 16], **FLOAT8),
-        ct("float-quantized", strategy="block", block_structure=[32, 16], **FLOAT8),
-    ),
     "fp8 of DeepSeek and Qwen": (fp8(32, "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [32, 32]}),
     "fbgemm_fp8": (fp8(None, "weight_scale"), {"quant_method": "fbgemm_fp8"}),
+    **{name: (compressed(layout, **said), ct(layout, **said)) for name, (layout, said) in COMPRESSED.items()},
 }
 
 
@@ -205,10 +198,7 @@ def test_tokens_are_those_of_transformers_with_these_weights(case: str, plain: P
     wanted = quantized(plain, tmp_path / "model", way, config)
     model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
     model.load_state_dict(wanted)
-    output = LLM(tmp_path / "model").generate(
-        [[5, 6, 7, 8, 9]], SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
-    )[0]
-    assert output.token_ids == greedy(model, [5, 6, 7, 8, 9], 12)
+    assert tokens_of(tmp_path / "model") == greedy(model, PROMPT, 12)
 
 
 @pytest.mark.parametrize(
@@ -231,15 +221,10 @@ def test_four_bits_stay_as_they_are_where_ours_say_exactly_the_same(
 def test_a_file_beside_the_config_says_that_a_checkpoint_is_of_gptq(plain: Path, tmp_path: Path) -> None:
     way, config = CASES["gptq"]
     quantized(plain, tmp_path / "model", way, config)
-    with_config = (
-        LLM(tmp_path / "model").generate([[5, 6, 7]], SamplingParams(temperature=0, max_new_tokens=8))[0].token_ids
-    )
+    with_config = tokens_of(tmp_path / "model")
     edited(tmp_path / "model", tmp_path / "other", quantization_config=None)
     (tmp_path / "other" / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
-    assert (
-        LLM(tmp_path / "other").generate([[5, 6, 7]], SamplingParams(temperature=0, max_new_tokens=8))[0].token_ids
-        == with_config
-    )
+    assert tokens_of(tmp_path / "other") == with_config
 
 
 @pytest.mark.parametrize(

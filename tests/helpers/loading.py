@@ -20,12 +20,6 @@ Tensors = dict[str, torch.Tensor]
 PROMPT = [5, 9, 200, 31, 7, 7, 250, 11, 64]
 LONG_PROMPT = [*PROMPT, *range(100, 140)]
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
 
 
 def rewritten(source: Path, target: Path, change: Callable[[Tensors], object]) -> Path:

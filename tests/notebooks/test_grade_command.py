@@ -1,7 +1,6 @@
 """`python -m notebooks.grade`: which cells and exercises of a submission it finds, and what it prints of them."""
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from notebooks.grade import main
 from notebooks.tools.submission import plan
 from tests.helpers.waiting import HANG_S
-from tests.sample_series import SOLUTIONS, code, notebook, save, series
+from tests.sample_series import code, notebook, save, series
 
 pytestmark = pytest.mark.usefixtures("checks_folder")
 
@@ -53,22 +52,6 @@ def test_submissions_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.C
     assert names == ["file", "anna/04.ipynb", "ben/04.ipynb"]
 
 
-def test_names_that_a_spreadsheet_or_a_terminal_would_obey_are_made_harmless(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = os.fsencode(tmp_path) + b"/=cmd()\xff\n\x1b[2J.ipynb"
-    Path(os.fsdecode(path)).write_text('{"worksheets": [], "nbformat": 3}')
-    assert main([os.fsdecode(path), "--csv", str(tmp_path / "marks.csv")]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[1].split(maxsplit=1) == [
-        "=cmd()???[2J.ipynb",
-        "cannot be read: is not a notebook of format 4 (format 3: open and save it in Jupyter)",
-    ]
-    with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    assert row["file"] == "'=cmd()???[2J.ipynb"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,12 +81,6 @@ def test_a_deleted_check_cell_is_replaced_behind_its_exercise() -> None:
     assert checked(content) == [(3, "90.1"), (5, "90.2"), (7, "90.3")]
 
 
-def test_without_tags_and_checks_the_name_decides_and_checks_come_last() -> None:
-    content = notebook(*(code(source) for source in SOLUTIONS.values()))
-    assert plan(content, "handed_in") == (None, [])
-    assert checked(content) == [(3, "90.1"), (3, "90.2"), (3, "90.3")]
-
-
 def test_changed_tags_give_no_second_mark() -> None:
     content = series()
     content["cells"][4]["metadata"]["tags"] = ["exercise-90.1", "exercise-8.1", "exercise-90.99"]
@@ -115,14 +92,6 @@ def test_a_check_that_was_moved_before_its_exercise_is_repeated_behind_it() -> N
     content = series()
     content["cells"].insert(2, content["cells"].pop(5))
     assert checked(content) == [(3, "90.2"), (5, "90.1"), (6, "90.2"), (8, "90.3")]
-
-
-def test_metadata_that_another_program_left_out_or_filled_are_no_matter() -> None:
-    content = series(tagged=False)
-    del content["cells"][2]["metadata"]
-    content["cells"][3]["metadata"] = {"tags": None}
-    content["cells"][4]["metadata"] = {"tags": [3, "exercise-90.2"]}
-    assert checked(content) == [(4, "90.1"), (6, "90.2"), (8, "90.3")]
 
 
 def test_a_check_cell_with_more_in_it_is_run_as_well() -> None:

@@ -10,8 +10,8 @@ import pytest
 from notebooks.course.exercises import exercises_of
 from notebooks.to_nbgrader import main, nbgrader_notebook
 from notebooks.tools.files import ROOT, read, source_of, sources
-from notebooks.tools.student import NotebookError, number_of
-from tests.sample_series import code, series
+from notebooks.tools.student import number_of
+from tests.sample_series import series
 
 SOLUTIONS = [path for path in sources(ROOT) if path.parent.name == "solutions"]
 
@@ -66,16 +66,6 @@ def test_solution_and_check_cells() -> None:
     ]
     assert source_of(made["cells"][3]) == 'from notebooks.course import check\n\ncheck("90.1", globals())'
     assert "raises-exception" not in made["cells"][3]["metadata"]["tags"]
-
-
-def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
-    content = series()
-    content["cells"][5] = code('check("90.1", globals())\ncheck("90.2", globals())', "check-90.1", "check-90.2")
-    del content["cells"][3]
-    with pytest.raises(NotebookError, match=r"one cell checks 90.1, 90.2"):
-        nbgrader_notebook(content, "90_sample")
-    with pytest.raises(NotebookError, match=r"tags exercise- are"):
-        nbgrader_notebook({**content, "cells": content["cells"][3:]}, "90_sample")
 
 
 def test_the_command_writes_a_course_and_keeps_its_configuration(

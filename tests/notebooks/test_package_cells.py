@@ -180,13 +180,10 @@ def test_a_mark_that_is_not_the_first_line_is_refused(root: Path, cell: str) -> 
     [
         "# in pack/gone.py\ndef a(): ...",
         "# in pack/box.py\ndef third(): ...",
-        "# in pack/box.py\nclass Third: ...",
         "# in pack/box.py\nclass Box:\n    def third(): ...",
-        "# in pack/box.py\n@extend(Box)\ndef third(): ...",
         "# in pack/box.py\nTHIRD = 3",
         "# in pack/box.py\nprint(half(3))",
         "# in pack/box.py\ndef half(:",
-        "# in pack/box.py\n",
     ],
 )
 def test_what_cannot_be_filled_in_is_refused(root: Path, cell: str) -> None:

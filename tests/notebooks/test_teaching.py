@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from nanoinfer.model import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from notebooks.course import Given, Hint, NotWritten, attempt, check, expect, expect_equal, extend
+from notebooks.course import Given, Hint, NotWritten, attempt, check, expect_equal, extend
 from notebooks.course.tables import limited
 
 
@@ -23,12 +22,9 @@ class TestExpectEqual:
         [
             (torch.tensor([1, 2]), torch.tensor([1, 2])),
             (np.float32([1.0, np.nan]), np.float32([1.0, np.nan])),
-            (torch.zeros(0, 3), torch.zeros(0, 3)),
-            (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16)),
             ([1, (2, torch.tensor(3))], [1, (2, torch.tensor(3))]),
             ({"a": [1]}, {"a": [1]}),
             (np.int64(3), 3),
-            (None, None),
             (float("nan"), float("nan")),
         ],
     )
@@ -42,12 +38,9 @@ class TestExpectEqual:
             (torch.tensor([1.0]), torch.tensor([1]), "dtype float32 instead of int64"),
             (torch.zeros(2, 1), torch.zeros(2), "shape [2, 1] instead of [2]"),
             ([0, 1], torch.tensor([0, 1]), "a list instead of a tensor"),
-            (np.array([0, 1]), torch.tensor([0, 1]), "a numpy array instead of a tensor"),
-            ([0], [0, 1], "length 1 instead of 2"),
             ([0, 2], [0, 1], "first difference at [1]"),
             ({"a": torch.tensor(1)}, {"a": torch.tensor(2)}, "first difference at ['a']"),
             ({"a": 1}, {"b": 1}, "missing keys: ['b']\n  unknown keys: ['a']"),
-            (0.5, 0.25, "got:    0.5\n  wanted: 0.25"),
         ],
     )
     def test_different(self, got: object, want: object, said: str) -> None:
@@ -71,14 +64,6 @@ class TestExpectEqual:
         assert "0x" not in str(caught.value)
         with pytest.raises(Hint, match=r"tensor \[1000\] int64: \[  0   1"):
             expect_equal(torch.arange(1000), 1, "hint")
-
-    def test_expect(self) -> None:
-        expect(True, "unused")
-        with pytest.raises(Hint, match="why"):
-            expect([], "why")
-
-    def test_a_hint_is_shown_without_a_traceback(self) -> None:
-        assert Hint("two\nlines")._render_traceback_() == ["Hint: two\nlines"]
 
 
 def cells(source: str) -> dict[str, Any]:
@@ -122,18 +107,6 @@ class TestCheck:
         with pytest.raises(Hint, match=said):
             check("90.1", cells(before) | {"In": ["", before, broken, *called]})
 
-    def test_a_cell_that_was_mended_or_is_of_another_exercise_is_not_told_of(self) -> None:
-        broken, stub = "def lowest(free, n)", "def lowest(free, n): raise NotImplementedError('exercise 90.1')"
-        for history in (
-            ["", broken, stub],
-            ["", stub, "def twice(n)"],
-            ["", stub, "def lowest_two(free)"],
-            3,
-            ["", None],
-        ):
-            with pytest.raises(NotWritten):
-                check("90.1", cells(stub) | {"In": history})
-
     def test_the_readers_exception_is_shown_with_its_lines(self) -> None:
         source = "def lowest(free, n):\n    return inner(free)\n\ndef inner(free):\n    return free.pop('x')\n"
         with pytest.raises(Hint) as caught:
@@ -158,18 +131,6 @@ class TestCheck:
         with pytest.raises(Hint) as caught:
             check("90.1", namespace)
         assert f"has no attribute '{asked}'. {said}\n  in lowest" in str(caught.value)
-
-    @pytest.mark.parametrize("asked", ["d_model", "vocab_size"])
-    def test_the_name_of_another_quantity_gets_the_fields_there_are(self, asked: str) -> None:
-        fields = {"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 3}
-        with pytest.raises(AttributeError) as caught, attempt("90.1"):
-            getattr(SimpleNamespace(**fields), asked)
-        assert caught.value.__notes__ == ["It has `num_hidden_layers`, `num_key_value_heads`, `head_dim`."]
-
-    def test_an_object_taken_for_a_dict_gets_the_way_to_read_a_field(self) -> None:
-        source = "from types import SimpleNamespace\ndef lowest(free, n): return SimpleNamespace(a=1)['a']\n"
-        with pytest.raises(Hint, match=r'not subscriptable. A field .* with a dot: `x.name`, not `x\["name"\]`.\n  in'):
-            check("90.1", cells(source))
 
     def test_other_kinds_of_errors(self) -> None:
         with pytest.raises(Hint, match="raises NotImplementedError: later"):
@@ -266,12 +227,6 @@ class TestExtend:
             assert namespace["Thing"]().count() == answer
             assert namespace["size"] is namespace["Thing"].size, "a new name is the member, and the newest one"
 
-    def test_what_is_no_class_or_no_member_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="the class to extend"):
-            extend(3)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="isn't a function"):
-            extend(type("Thing", (), {}))(3)
-
 
 class TestLimited:
     """with limited(...): a loop without an end becomes a hint, whatever it catches, and nothing stays behind."""
@@ -283,10 +238,6 @@ class TestLimited:
         assert sys.gettrace() is before
         with limited(1000, "goes on"):
             assert _count_to(300) == 300
-
-    def test_other_exceptions_pass_through(self) -> None:
-        with pytest.raises(ZeroDivisionError), limited(1000, "goes on"):
-            _ = 1 / 0
 
 
 def _count_to(most: int) -> int:

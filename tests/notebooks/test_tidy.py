@@ -64,9 +64,3 @@ def test_what_must_not_be_committed(output: dict[str, Any], said: str) -> None:
     (problem,) = output_problems(content, "a")
     assert problem.startswith("a, cell 1: ")
     assert said in problem
-
-
-def test_a_line_that_only_mentions_the_machine_is_no_problem() -> None:
-    content = notebook(code("x"))
-    content["cells"][0]["outputs"] = [printed("It is Not on this machine")]
-    assert output_problems(content, "a") == []

@@ -145,11 +145,3 @@ def test_steps_and_callbacks_are_noted_with_their_threads_and_put_back() -> None
     assert all(start <= end for _, _, start, end in spans)
     assert asyncio.Handle._run is run
     assert "make_step" not in vars(llm.engine)
-
-
-def test_what_was_changed_is_put_back_after_an_error_too() -> None:
-    llm, run = LLM("story", max_total_tokens=256), asyncio.Handle._run
-    with pytest.raises(KeyError), thread_spans(llm.engine):
-        raise KeyError
-    assert asyncio.Handle._run is run
-    assert "make_step" not in vars(llm.engine)

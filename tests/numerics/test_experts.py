@@ -1,6 +1,5 @@
 """Mixtures of experts: who goes to which expert, products by expert in C++, and passes that are recorded."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -211,51 +210,3 @@ def test_mixtrals_tensors_are_missed_by_the_names_that_they_have_in_checkpoints(
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(WeightMismatchError, match=f"{re.escape(name)}: missing"):
         load_model(path)
-
-
-# What config.json says of experts and attention on the Hub: Qwen3-30B-A3B, Qwen1.5-MoE-A2.7B, OLMoE-1B-7B, Mixtral-8x7B.
-OF_HUB: dict[str, dict[str, object]] = {
-    "Qwen3MoeForCausalLM": {
-        "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
-        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768,
-        "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
-        "num_hidden_layers": 48, "num_key_value_heads": 4, "rope_scaling": None, "rope_theta": 1000000.0,
-        "sliding_window": None, "use_sliding_window": False,
-    },
-    "Qwen2MoeForCausalLM": {
-        "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 5632, "max_window_layers": 21,
-        "model_type": "qwen2_moe", "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_attention_heads": 16,
-        "num_experts": 60, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16,
-        "rope_theta": 1000000.0, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
-        "use_sliding_window": False,
-    },
-    "OlmoeForCausalLM": {
-        "attention_bias": False, "clip_qkv": None, "hidden_size": 2048, "intermediate_size": 1024, "model_type": "olmoe",
-        "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8,
-        "num_hidden_layers": 16, "num_key_value_heads": 16, "rope_scaling": None, "rope_theta": 10000.0,
-    },
-    "MixtralForCausalLM": {
-        "hidden_size": 4096, "intermediate_size": 14336, "model_type": "mixtral", "num_attention_heads": 32,
-        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
-        "rope_theta": 1000000.0, "sliding_window": None,
-    },
-}  # fmt: skip
-READ = {  # experts, of which a token gets so many, of this size, whose weights add up to 1; size of the shared one
-    "Qwen3MoeForCausalLM": (128, 8, 768, True, 0),
-    "Qwen2MoeForCausalLM": (60, 4, 1408, False, 5632),
-    "OlmoeForCausalLM": (64, 8, 1024, False, 0),
-    "MixtralForCausalLM": (8, 2, 14336, True, 0),
-}
-
-
-@pytest.mark.parametrize("architecture", OF_HUB)
-def test_configs_of_the_hub_are_read(architecture: str, tmp_path: Path) -> None:
-    said = {"hidden_act": "silu", "vocab_size": 32000, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps({**said, **OF_HUB[architecture], "architectures": [architecture]}))
-    config = ModelConfig.from_pretrained(tmp_path)
-    assert isinstance(config, MoeConfig)
-    experts = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size, config.norm_topk_prob
-    assert (*experts, config.shared_expert_intermediate_size) == READ[architecture]
-    assert config.dense_layers == ()
-    assert config.sliding_windows == (None,) * config.num_hidden_layers
-    assert config.rope_theta == OF_HUB[architecture]["rope_theta"]

@@ -129,43 +129,6 @@ def test_a_storage_without_plain_buffers_shows_none(story: LLM) -> None:
         GeneratorTorch(story.model).pool_as_blocks(pool)
 
 
-def test_an_unknown_storage_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype='fp3'"):
-        LLM("no/such-model", kv_cache_dtype="fp3")
-
-
-class HalfBuffers(PlainKVStorage):
-    """Wrong: it says that its buffers are plain, and they are not of the model's dtype."""
-
-    def __init__(self, size: int, dtype: torch.dtype, *shape: Any):
-        super().__init__(size, torch.float16, *shape)
-
-
-class HalfRead(NegatedStorage):
-    """Wrong: it gives K/V in another dtype than the model's."""
-
-    def read(self, layer_id: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = super().read(layer_id, slots)
-        return keys.half(), values.half()
-
-
-@pytest.mark.parametrize("backend", ["auto", "torch_native"])
-@pytest.mark.parametrize(
-    ("storage", "message"),
-    [
-        (HalfBuffers, r"HalfBuffers: .* is torch.float16 .*, must be torch.float32"),
-        (HalfRead, r"HalfRead: read is torch.float16 .*, must be torch.float32"),
-    ],
-)
-def test_a_storage_that_gives_something_else_is_refused_when_the_pool_is_made(
-    storage: type[KVStorage], message: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kernel would read memory that is not there, or numbers that mean something else."""
-    monkeypatch.setitem(KV_STORAGES, "wrong", storage)
-    with pytest.raises(ValueError, match=message):
-        LLM("story", dtype="float32", kv_cache_dtype="wrong", attention_backend=backend)
-
-
 DTYPES = ("float32", "bfloat16")
 PARAMS = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True, logprobs=2)
 

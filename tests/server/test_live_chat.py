@@ -106,22 +106,6 @@ def test_stop_aborts_the_request_and_keeps_what_has_been_written(browser: webdri
         server.up.check_idle()
 
 
-def test_who_listens_hears_an_answer_once(browser: webdriver.Chrome) -> None:
-    with letters() as server:
-        page = opened(browser, server.up.url)
-        page.execute_script("""
-            window.heard = [];
-            new MutationObserver(() => heard.push(document.querySelector("#announcer").textContent))
-              .observe(document.querySelector("#announcer"), { childList: true });""")
-        set_field(page, "max_tokens", 9)
-        set_field(page, "temperature", 0)
-        answer = ask(page, "abc")
-        assert answer == "defghijkl"
-        name = server.up.service.base_name
-        assert page.execute_script("return heard") == ["The model is answering.", f"{name} says: {answer}"]
-        assert find(page, "#log").get_attribute("aria-live") is None
-
-
 def test_the_key_is_asked_for_and_goes_in_a_header(browser: webdriver.Chrome) -> None:
     with letters(api_keys=["a-secret-key"]) as server:
         browser.get(f"{server.up.url}/")

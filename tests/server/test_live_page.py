@@ -41,36 +41,6 @@ def test_a_second_clients_request_appears_while_it_is_served(browser: webdriver.
         assert owners.count("o-tree") == stats.evictable_slots == 18
 
 
-def test_ones_own_requests_are_marked_wherever_they_are_shown(browser: webdriver.Chrome) -> None:
-    with letters(free=False) as server:
-        page = opened(browser, server.up.url)
-        server.send("klmnop", 30)
-        server.arrived(1)
-        server.step(3)  # it decodes; the page's own request comes later
-        set_field(page, "max_tokens", 20)
-        set_field(page, "temperature", 0)
-        find(page, "#question").send_keys("abcd", Keys.ENTER)
-        server.arrived(2)
-        server.step(2)
-        shows(page, "live.Live.replay.last === 5")
-        shows(page, "document.querySelectorAll('#rows .row .chip .mine').length === 1")
-        mine = "request 1, yours"
-        for place in ("#slots .legend .chip", "#rows .row .chip", "#batch tbody .chip", "#texts .card .chip"):
-            names = [name.split("yours")[0] + "yours" * ("yours" in name) for name in texts(page, place)]
-            assert sum(name == mine for name in names) == 1, (place, names)
-            assert sum("yours" in name for name in names) == 1, (place, names)
-        assert mine in texts(page, "#lanes .lane > span")
-        owned = page.execute_script(
-            "return [...document.querySelectorAll('.slot.mine')].map((cell) => cell.classList.contains('o-r1'))"
-        )
-        assert owned == [True], "the prompt is in the tree: one new token has K/V"
-        titles = page.execute_script("return [...document.querySelectorAll('#tree .swatch')].map((one) => one.title)")
-        assert sorted(titles) == ["request 0", mine]
-        server.go_on()
-        server.answered()
-        shows(page, "Chat.running === null")
-
-
 def test_without_show_prompts_nothing_shows_what_was_written(browser: webdriver.Chrome) -> None:
     with letters() as server:
         server.send("abcdef")
@@ -129,21 +99,6 @@ def test_what_a_page_keeps_and_draws_is_bounded(browser: webdriver.Chrome, monke
         assert page.execute_script("return Math.max(most, live.Live.trace.events.length)") < 300
         assert len(texts(page, "#lanes .lane")) <= 24
         assert len(texts(page, "#texts .card")) <= 12
-
-
-def test_what_has_the_focus_keeps_it_while_everything_is_drawn_again(browser: webdriver.Chrome) -> None:
-    with letters(show_prompts=True) as server:
-        server.send("abcdef")
-        server.answered()
-        page = opened(browser, server.up.url)
-        shows(page, "document.querySelectorAll('#tree [data-node]').length === 1")
-        page.execute_script("(window.node = document.querySelector('#tree [data-node]')).focus()")
-        server.send("xyz")
-        server.answered()
-        shows(page, "document.querySelectorAll('#tree [data-node]').length === 2")
-        assert page.execute_script("return document.activeElement === node && node.isConnected")
-        webdriver.ActionChains(page).move_to_element(find(page, "#tree [data-node]")).perform()
-        assert page.execute_script("return document.querySelectorAll('.slot.lit').length") == 10
 
 
 def test_a_phone_needs_no_horizontal_scrolling(browser: webdriver.Chrome) -> None:

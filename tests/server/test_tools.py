@@ -20,21 +20,14 @@ from tests.helpers.waiting import HANG_S
 from tests.server.conftest import greedy
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call>'
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"warm": {"type": "boolean"}},
-                "required": ["warm"],
-                "additionalProperties": False,
-            },
-        },
-    }
-]
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("weather", warm={"type": "boolean"})]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 # As Qwen's: tools are rendered, and calls are written between tags. The words are those of the tiny tokenizer.
 TEMPLATE = (
@@ -158,11 +151,6 @@ def test_wrong_tools(app: Any, more: dict[str, Any], param: str) -> None:
 
 
 # --- calls that must come, and calls that may come only once ---------------------------------------------------------
-
-
-def tool(name: str, **properties: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
 TWO = [tool("weather", warm={"type": "boolean"}), tool("time", zone={"enum": ["Oslo", "Rome"]})]

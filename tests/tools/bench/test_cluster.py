@@ -12,18 +12,15 @@ from nanoinfer.bench.cluster import (
     burst,
     chat,
     figures_of,
-    format_cluster,
     ideal_hits,
     run_traffic,
     setups,
-    start_results,
 )
 from nanoinfer.bench.command import POLICY_NAMES, SETUPS
 from nanoinfer.bench.load import Exchange
 from nanoinfer.cluster.policies import POLICIES
 from nanoinfer.llm import LLM
 from nanoinfer.sampling_params import SamplingParams
-from tests.helpers.fake_sessions import fake_settings
 
 
 def test_an_infinite_cache_has_the_longest_beginning_that_it_was_given() -> None:
@@ -73,21 +70,6 @@ def test_figures_count_hits_waits_and_what_is_wrong() -> None:
         "ttft_p99": pytest.approx(0.995),
         "output_tokens_per_second": 1.0,
     }
-
-
-def test_the_table_has_medians_and_spreads_of_rounds_and_everything_that_failed() -> None:
-    one = {"hit_rate": 0.5, "ideal_hit_rate": 0.8, "ttft_p50": 0.1, "ttft_p99": 0.3, "output_tokens_per_second": 200.0}
-    one |= {"wrong": 0, "failed": 0}
-    cells = [one, {**one, "ttft_p50": 0.2, "failed": 1}, {**one, "ttft_p50": 0.9, "hit_rate": 0.9, "failed": 2}]
-    results = start_results([setups("story")["threads"]], ["prefix"], fake_settings({}, 3))
-    results["runs"] = [
-        {"round": i, "workload": "threads", "engine": "prefix", "chat": cell} for i, cell in enumerate(cells)
-    ]
-    row = next(line for line in format_cluster(results).splitlines() if "chat" in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        *("threads", "chat", "prefix", "50.0%", "0.62"),
-        *("200 (100–900)", "300 (300–300)", "200 (200–200)", "3", "0", "3"),
-    ]
 
 
 def test_what_one_engine_answers_is_what_cells_are_compared_with() -> None:

@@ -100,11 +100,6 @@ def test_a_worker_that_hangs_is_ended() -> None:
         assert not worker.alive
 
 
-def test_an_engine_that_does_not_load_says_why() -> None:
-    with pytest.raises(EngineFailure, match=r"no-model\.fake"), fake(refuse=True):
-        pass
-
-
 def process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 

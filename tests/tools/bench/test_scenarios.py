@@ -16,7 +16,6 @@ import transformers
 from nanoinfer.bench import adapters
 from nanoinfer.bench.adapters import Batch, format_adapters, make_adapters, measure_adapters
 from nanoinfer.bench.engines import EngineSpec, parse_engine
-from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.quality import (
     SAMPLED,
     format_quality,
@@ -25,7 +24,7 @@ from nanoinfer.bench.quality import (
     written_texts,
 )
 from nanoinfer.bench.session import Settings
-from nanoinfer.bench.tiers import DISK, HOST, WITHOUT, Chats, format_tiers, measure_tiers, tier_engines, turn_figures
+from nanoinfer.bench.tiers import DISK, HOST, WITHOUT, Chats, format_tiers, measure_tiers, turn_figures
 from nanoinfer.bench.workloads import NUM_REQUESTS, Request
 from nanoinfer.cli.main import main
 from nanoinfer.llm import LLM
@@ -71,14 +70,6 @@ def test_every_engine_serves_every_batch_in_every_round(checkpoint: Callable[...
     rows = table_after(text)
     assert list(rows) == batches
     assert rows[batches[2]][4:] == ["–", "failed"]
-
-
-def test_the_requests_of_a_batch_have_its_adapters_in_turn() -> None:
-    small = Checkpoint("", "", "float32", 1, 1000, 4096)
-    four = Batch(8, 4).job(list("abcdefgh"), small, 0).requests
-    assert "".join(str(request.adapter) for request in four) == "abcd" * 4
-    assert {(len(request.prompt), request.new_tokens) for request in four} == {(32, 64)}
-    assert {request.adapter for request in Batch(8, 0).job(["a"], small, 0).requests} == {None}
 
 
 def test_a_cost_is_a_ratio_to_the_base_batch_of_the_same_round() -> None:
@@ -134,17 +125,6 @@ def test_each_turn_continues_the_one_before_and_chats_share_nothing() -> None:
     assert len({tuple(request.prompt[:3]) for request in turns[0]}) == 5
     assert turns == small(5).requests(2048, 0), "every way gets the same"
     assert turns[0] != small(5).requests(2048, 1)[0]
-
-
-def test_the_pool_has_room_for_four_chats_and_host_memory_for_all() -> None:
-    chats = small(16)
-    assert (chats.longest, chats.pool) == (20 + 2 * 7 + 4, 4 * 48)
-    *ways, other = tier_engines([str(FAKE)])
-    without, host, files = (chats.options(way, "kv") for way in ways)
-    assert without == {"max_total_tokens": 192, "max_running_requests": 4}
-    assert host == {**without, "host_cache_tokens": 16 * 48}
-    assert files == {**without, "cache_dir": "kv"}
-    assert chats.options(other, "kv") == {}
 
 
 def test_figures_are_those_of_all_groups_together() -> None:

@@ -104,11 +104,6 @@ def test_a_server_that_fails_is_reported_and_the_others_are_measured(
     assert str(Path.home()) not in json.dumps(results["runs"])
 
 
-def test_if_no_server_starts_the_run_ends() -> None:
-    with pytest.raises(ValueError, match="absent"):
-        measured(small(), fake("absent", trouble="start"))
-
-
 def test_some_errors_are_counted_and_the_first_is_told() -> None:
     results = measured(small(clients=(2,), shares=()), fake("first", trouble="short", every=2))
     assert results["runs"][0]["errors"] > 0

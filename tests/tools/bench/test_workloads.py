@@ -11,7 +11,7 @@ from nanoinfer.bench.machine import Checkpoint
 from nanoinfer.bench.peers import worker
 from nanoinfer.bench.peers.nanoinfer import Peer
 from nanoinfer.bench.texts import MAKERS, SCHEMAS, text_workload
-from nanoinfer.bench.workloads import WORKLOADS, Job, default_gap, warm_up
+from nanoinfer.bench.workloads import WORKLOADS, Job, warm_up
 
 VOCAB = 32000
 
@@ -35,19 +35,6 @@ def test_seeds_change_token_ids_and_nothing_else(name: str) -> None:
         assert max(a.prompt) < VOCAB
 
 
-def test_the_workloads_are_those_of_the_readme() -> None:
-    def lengths(name: str) -> list[tuple[int, int]]:
-        return [(len(r.prompt), r.new_tokens) for r in make_job(name).requests]
-
-    assert len(lengths("offline")) == 16
-    assert all(64 <= prompt <= 256 and new == 64 for prompt, new in lengths("offline"))
-    assert lengths("shared") == lengths("shared-cached") == [(544, 32)] * 16
-    assert lengths("single") == [(32, 128)]
-    assert lengths("prefill") == [(2048, 1)]
-    assert len(lengths("staggered")) == 32
-    assert all(32 <= prompt <= 256 and 16 <= new <= 128 for prompt, new in lengths("staggered"))
-
-
 def test_shared_prompts_begin_alike_and_part() -> None:
     job = make_job("shared-cached")
     assert len({tuple(request.prompt[:512]) for request in job.requests}) == 1
@@ -57,16 +44,6 @@ def test_shared_prompts_begin_alike_and_part() -> None:
     other = make_job("shared")
     assert not other.prime
     assert other.requests[0].prompt[:32] != job.requests[0].prompt[:32], "or one would find the other's in its cache"
-
-
-def test_staggered_gaps_have_the_given_mean() -> None:
-    for gap, parameters in ((0.04, 57_000_000), (0.25, 386_000_000)):
-        job = WORKLOADS["staggered"].make_job(model(parameters=parameters), 0)
-        arrivals = [request.arrival for request in job.requests]
-        assert arrivals[0] == 0
-        assert arrivals == sorted(arrivals)
-        assert 0.6 * gap < arrivals[-1] / 31 < 1.6 * gap
-    assert (default_gap(386_000_000), default_gap(57_000_000), default_gap(3_000_000)) == (0.25, 0.04, 0.01)
 
 
 @pytest.mark.parametrize("context", [256, 1024])
@@ -83,10 +60,6 @@ def test_a_short_context_scales_all_lengths_and_says_so(name: str, context: int)
     job = workload.make_job(checkpoint, 0)
     assert [(len(r.prompt), r.new_tokens) for r in job.requests] == [(shared + prompt, new) for prompt, new in lengths]
     assert all(len(r.prompt) + r.new_tokens <= context for r in warm_up(checkpoint).requests)
-
-
-def test_text_workloads_say_how_many_are_served_at_a_time() -> None:
-    assert [text_workload(name) for name in ("poems@1", "json", "json@0", "offline")] == [None] * 4
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -1,5 +1,4 @@
-"""What is read from config.json (plainly, or by transformers, with the same result) and generation_config.json, and what a
-model without a tokenizer serves."""
+"""What is read from config.json (plainly, or by transformers, with the same result) and generation_config.json."""
 
 import dataclasses
 import json
@@ -10,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from nanoinfer import LLM, InvalidRequestError, SamplingParams, UnsupportedModelError
+from nanoinfer import LLM, SamplingParams, UnsupportedModelError
 from nanoinfer.llm import make_engine
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
@@ -18,9 +17,9 @@ from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.plain_config import MUST_SAY, SIZES, read_plain_config
 from nanoinfer.registry import MODEL_FAMILIES
-from tests.helpers.checkpoints import FAMILIES, REMOVED, edited, greedy, tiny_config
-from tests.helpers.families import LINEAR_ROPE, YARN_ROPE
-from tests.helpers.loading import GREEDY, LLAMA3, PROMPT, Checkpoint, Oracle, check_same_model, tokens_of
+from tests.helpers.checkpoints import FAMILIES, MOE_FAMILIES, REMOVED, edited, greedy, tiny_config
+from tests.helpers.families import LINEAR_ROPE, LLAMA3, YARN_ROPE
+from tests.helpers.loading import GREEDY, PROMPT, Checkpoint, Oracle, check_same_model, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -217,27 +216,6 @@ def test_a_tokenizer_gives_the_end_token_that_the_configs_do_not(story: LLM) -> 
     assert make_engine(unsaid, small).builder.eos_token_ids == {story.tokenizer.eos_token_id}
 
 
-# --- without a tokenizer -------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_without_tokenizer_files_serves_token_ids_only(checkpoint: Checkpoint, oracle: Oracle) -> None:
-    path = checkpoint("llama")
-    llm = LLM(path, max_total_tokens=64)
-    assert llm.tokenizer is None
-    with pytest.raises(InvalidRequestError, match=r"prompt 1: is text.*tokenizer"):
-        llm.generate([PROMPT, "Once"], GREEDY, use_tqdm=False)
-    assert not llm.engine.has_unfinished()
-
-    out = llm.generate(PROMPT, GREEDY)[0]
-    assert out.token_ids == greedy(oracle(path), PROMPT, 6)
-    assert out.text == ""
-    stopped = llm.generate(PROMPT, SamplingParams(max_new_tokens=6, temperature=0, stop_token_ids=[out.token_ids[0]]))[
-        0
-    ]
-    assert (stopped.token_ids, stopped.finish_reason) == (out.token_ids[:1], "stop")
-    llm.engine.check_integrity()
-
-
 # --- config.json read plainly ----------------------------------------------------------------------------------------
 
 ARCHITECTURE = {find_family(name).model_type.removesuffix("_text"): name for name in MODEL_FAMILIES}
@@ -289,7 +267,7 @@ def read_here(path: Path) -> ModelConfig | None:
         return None
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MOE_FAMILIES])
 @pytest.mark.parametrize("kind", FILES)
 def test_a_file_without_one_of_its_keys_is_the_model_that_transformers_makes_of_it(
     family: str, kind: str, tmp_path: Path

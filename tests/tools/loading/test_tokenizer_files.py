@@ -74,9 +74,7 @@ def test_a_tokenizer_is_the_one_of_auto_tokenizer(
     "content",
     [
         b"",
-        b"no json",
         (STORY / "tokenizer.json").read_bytes()[:5000],
-        b"\xff\xfe{}",
         b"[]",
         b'{"model": {"type": "Newest"}, "added_tokens": []}',
     ],

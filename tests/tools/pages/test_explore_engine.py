@@ -17,7 +17,7 @@ from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.panels.tree import Tree
-from notebooks.course.explore.runs import Arrival, Run, moments, one_thread, serve
+from notebooks.course.explore.runs import Run, moments
 from notebooks.tools.files import ROOT
 from tests.tools.pages.conftest import Recorded, live
 
@@ -68,17 +68,6 @@ def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], reco
     first, *others = (texts(run) for run in recorded(record).values())
     assert all(first)
     assert all(other == first for other in others)
-
-
-def test_a_recording_leaves_the_engine_of_the_llm_and_the_threads_alone(story: LLM) -> None:
-    import torch
-
-    before, threads = story.engine.stats(), torch.get_num_threads()
-    serve(story, [Arrival(0, "Once", 2)], 16)
-    assert story.engine.stats() == before
-    with pytest.raises(RuntimeError, match="stop"), one_thread():
-        raise RuntimeError("stop")
-    assert torch.get_num_threads() == threads
 
 
 # --- page size -------------------------------------------------------------------------------------------------------

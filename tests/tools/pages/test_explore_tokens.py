@@ -96,7 +96,7 @@ def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
 ) -> None:
     figure = recorded(verify_steps)
     for (i, step), frame in figure.frames.items():
-        each, (cells, outcomes, request) = passes[KINDS[i]], frame.panels
+        each, (cells, outcomes, *_) = passes[KINDS[i]], frame.panels
         assert isinstance(cells, Cells)
         assert isinstance(outcomes, Numbers)
         looks = [[cell.look for cell in row.cells] for row in cells.rows]
@@ -105,12 +105,6 @@ def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
             assert reads == ((1 + j, 1) if step > j else (0, 0))
         seen = [number.value for number in outcomes.numbers]
         assert [value == "doesn't count" for value in seen] == [step > j > each.accepted for j in range(1 + DRAFTS)]
-        assert isinstance(request, Numbers)
-        known = step > each.accepted
-        said = f"{each.accepted} of {DRAFTS}" if known else f"{step} so far" if step else "not known yet"
-        assert request.numbers[2].value == said
-        assert request.numbers[3].value == (str(len(each.got)) if known else f"{max(step, 1)} at least")
-        assert {look for look, _ in cells.legend} == {look for row in looks for look in row} - {"unused"}
         again = sum(cell.mark == "written" for cell in cells.rows[1].cells)
         last = step == len(figure.controls[1].values) - 1
         assert again == (len({*each.slots} & {*each.next_slots}) if last else 0)

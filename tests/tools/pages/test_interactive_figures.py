@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nanoinfer import LLM
 from notebooks.course.explore import (
     Bar,
     Bars,
@@ -37,7 +36,6 @@ from notebooks.course.explore.tree_steps import tree_steps
 from notebooks.course.explore.verify_steps import verify_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, needs_axe, press
@@ -48,16 +46,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
-MAKERS: tuple[Callable[[LLM], InteractiveFigure], ...] = (
-    page_sizes,
-    pool_sizes,
-    chunk_sizes,
-    eviction,
-    tree_steps,
-    token_life,
-    verify_steps,
-    sampled,
-)
+MAKERS = (page_sizes, pool_sizes, chunk_sizes, eviction, tree_steps, token_life, verify_steps, sampled)
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
@@ -188,12 +177,6 @@ def test_on_a_narrow_screen_nothing_is_wider_than_the_page(page: "Chrome", figur
             assert read_page(page) == expected_page(figure.frames[indices])
 
 
-def test_the_still_is_a_picture_of_a_frame(figure: InteractiveFigure) -> None:
-    still = figure.still()
-    assert any(frame.sentence in still.alt for frame in figure.frames.values())
-    assert still.png().startswith(b"\x89PNG")
-
-
 @pytest.fixture(scope="module")
 def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small page with a panel of each kind."""
@@ -228,16 +211,7 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
     browser.get((tmp_path / "hostile.html").as_uri())
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert browser.execute_script("return document.querySelectorAll('script').length") == 2
-    for selector in (
-        "h1",
-        "#sentence",
-        "h2",
-        ".bar .label",
-        ".cell",
-        ".node.o-tree b",
-        ".numbers td",
-        "output",
-    ):
+    for selector in ("h1", "#sentence", "h2", ".bar .label", ".cell", ".node.o-tree b", ".numbers td", "output"):
         found = browser.execute_script("return document.querySelector(arguments[0]).textContent", selector)
         assert found == HOSTILE, selector
     assert browser.get_log("browser") == []
@@ -250,20 +224,3 @@ def test_axe_finds_nothing(browser: "Chrome", small_path: Path, screen: tuple[in
         browser.get(small_path.as_uri())
         browser.execute_script("figure.show([2, 1])")  # the longest row
         assert axe_findings(browser) == []
-
-
-def test_in_a_notebook_the_frame_runs_and_hides_the_picture_beneath_it(browser: "Chrome", tmp_path: Path) -> None:
-    """The elements are JupyterLab's: one .jp-OutputArea-child per output."""
-    output = '<div class="jp-OutputArea-child">{}</div>'
-    picture = '<img alt="still" src="data:,">'
-    text = output.format(make()._repr_html_()) + output.format(picture) + output.format("later")
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{text}</body>")
-    browser.get((tmp_path / "notebook.html").as_uri())
-    seen = browser.execute_script(
-        "return [...document.querySelectorAll('.jp-OutputArea-child')].map((child) => getComputedStyle(child).display)"
-    )
-    assert seen == ["block", "none", "block"]
-    browser.switch_to.frame(browser.find_element(By.TAG_NAME, "iframe"))
-    browser.find_element(By.CSS_SELECTOR, "[aria-label='slots: one more']").click()
-    assert browser.find_element(By.ID, "sentence").text == "16 slots, few."
-    browser.switch_to.default_content()

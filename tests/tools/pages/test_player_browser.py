@@ -211,20 +211,6 @@ def test_play_advances_to_the_end_and_stops(page: "Chrome") -> None:
     assert page.get_log("browser") == []
 
 
-def test_pointing_at_a_request_lights_what_it_holds(page: "Chrome", run: Trace) -> None:
-    page.execute_script("player.show(6)")
-    state = run.state(6)
-    req = state.running[0]
-    index = next(i for i, other in state.requests.items() if other is req)
-    chip = page.find_element(By.CSS_SELECTOR, f"#rows [data-request='{index}'] .chip")
-    webdriver.ActionChains(page).move_to_element(chip).perform()
-    lit = page.execute_script(
-        "return [...document.querySelectorAll('.slot.lit')].map((cell) => Number(cell.dataset.slot))"
-    )
-    assert lit == sorted(state.row_slots(req))
-    assert f"{req.tree_len} locked slots of the tree" in page.find_element(By.CSS_SELECTOR, "#slots .detail").text
-
-
 def test_nothing_is_fetched(page: "Chrome", page_path: Path) -> None:
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     fetched = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
@@ -261,19 +247,6 @@ def test_the_page_fits_its_width(page: "Chrome") -> None:
                   return document.documentElement.scrollWidth - document.documentElement.clientWidth;
                 });""")
             assert max(overflows) <= 0, width
-
-
-def test_many_slots_and_unused_ones_are_drawn_in_few_cells(browser: "Chrome", tmp_path: Path) -> None:
-    for slots, prompts, expected in ((16384, 1, 7), (16384, 200, 3000)):
-        engine = make_engine(rows=64, slots=slots)
-        with record(engine) as trace:
-            serve(engine, *([40 + i % 80, 40 + i // 80, *range(40, 90)] for i in range(prompts)), max_new_tokens=2)
-        trace.player().save(tmp_path / "many.html")
-        browser.get((tmp_path / "many.html").as_uri())
-        browser.execute_script(f"player.show({len(trace)})")
-        cells = browser.execute_script("return document.querySelectorAll('.slot').length")
-        assert 0.5 * expected <= cells <= 4096
-        assert browser.execute_script("return document.querySelectorAll('[data-node]').length") <= 80
 
 
 @pytest.mark.parametrize(("files", "tier", "words"), [(False, "host", "host memory"), (True, "disk", "files")])

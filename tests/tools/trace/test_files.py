@@ -64,12 +64,9 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         change("format", "profile"),
         change("version", 4),
-        change("texts", None),
         change("requests.0.colour", "red"),
         change("events.0.mode", "BETWEEN"),
-        change("events.2.mode", "GUESS"),
         change("events.2.batch", [[0, 1]]),
-        change("events.1.arrived", [7]),
         change("events.2.tree.0.2", 99),
         change("events.2.free", 3),
     ],

@@ -10,8 +10,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.viz.trace import Recorder, record
-from nanoinfer.viz.trace.events import from_runs
-from tests.helpers.engines import V, greedy, make_engine, model_of, serve
+from tests.helpers.engines import V, greedy, make_engine, serve
 from tests.helpers.traces import assert_same
 
 # --- the engine does not notice ---------------------------------------------------------------------------------------
@@ -41,57 +40,6 @@ def test_afterwards_even_after_an_exception_the_engine_is_as_it_was() -> None:
     trace.stop()  # again: nothing left to do
 
 
-def test_a_step_that_raises_is_recorded_and_the_recording_goes_on() -> None:
-    engine = make_engine()
-    model_of(engine).fail_at = 2
-    with record(engine) as trace:
-        rid = engine.add_request([1, 2, 3], greedy(4))
-        engine.step()
-        with pytest.raises(RuntimeError, match="the model broke"):
-            engine.step()
-        assert [output.request_id for output in engine.step()] == [rid]
-        serve(engine, [1, 2, 4])
-        assert_same(trace, engine)
-    failed = trace.step(2)
-    assert (failed.mode, failed.error) == ("DECODE", "RuntimeError: the model broke")
-    assert failed.ended == [(0, "error")]
-    assert failed.batch[0].tokens == []
-
-
-def test_each_pass_of_a_group_is_a_step_of_the_trace_with_its_own_tokens_and_slots() -> None:
-    engine = make_engine(num_scheduler_steps=3)
-    with record(engine) as trace:
-        engine.add_request([1, 2, 3], greedy(9))
-        short = engine.add_request([50, 51, 52], greedy(3))
-        engine.step()
-        assert engine.step()[1].request_id == short
-        assert_same(trace, engine)
-        model_of(engine).fail_at = 6  # the second pass of the next group
-        with pytest.raises(RuntimeError, match="the model broke"):
-            engine.step()
-        engine.step()
-        assert_same(trace, engine)
-    passes = [
-        (e.mode, [(entry.request, entry.start, entry.tokens) for entry in e.batch]) for e in trace.events if e.step
-    ]
-    assert passes[1:6] == [
-        ("DECODE", [(0, 3, [5]), (1, 3, [54])]),
-        ("DECODE", [(0, 4, [6]), (1, 4, [55])]),
-        ("DECODE", [(0, 5, [7])]),
-        ("DECODE", [(0, 6, [8])]),
-        ("DECODE", [(0, 7, [])]),
-    ]
-    ends = [(event.step, ended.reason) for event in trace.events for ended in event.ended]
-    assert ends == [(3, "length"), (6, "error")]
-    allocated = [from_runs(entry.allocated) for entry in trace.step(2).batch]
-    assert [len(slots) for slots in allocated] == [3, 2], "three passes, and no slot for a last token"
-    assert all(
-        from_runs(entry.slots) == [slots[0]] for entry, slots in zip(trace.step(2).batch, allocated, strict=True)
-    )
-    assert trace.step(3).batch[0].allocated == []
-    trace.timeline()
-
-
 @pytest.mark.parametrize("first_ends_first", [True, False])
 def test_recorders_at_once_do_not_disturb_each_other(first_ends_first: bool) -> None:
     engine = make_engine()
@@ -107,12 +55,6 @@ def test_recorders_at_once_do_not_disturb_each_other(first_ends_first: bool) -> 
     assert [dict(vars(owner)).keys() for owner in (engine, engine.scheduler)] == [old.keys() for old in before]
     serve(engine, [1, 2, 5])
     assert len(late.trace) == 8
-
-
-@pytest.mark.parametrize("engine", [None, "story", object()])
-def test_only_engines_can_be_recorded(engine: Any) -> None:
-    with pytest.raises(ValueError, match="engine"), record(engine):
-        pass
 
 
 def test_no_request_node_or_engine_is_kept_alive() -> None:

@@ -24,44 +24,26 @@ class Clock:
         return self.now
 
 
-CHANCES = {
-    "add": 0.25,
-    "step": 0.54,
-    "abort": 0.04,
-    "pause": 0.03,
-    "resume": 0.03,
-    "flush": 0.02,
-    "fail": 0.05,
-    "split": 0.04,
-}
+CHANCES = {"add": 0.25, "step": 0.54, "abort": 0.04, "pause": 0.03, "resume": 0.03, "flush": 0.02}
+CHANCES |= {"fail": 0.05, "split": 0.04}
+TIGHT = {"schedule_conservativeness": 0.1}
+DRAFTS = {"drafter": "ngram", "adaptive_drafts": False}
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunks": {"chunked_prefill_size": 5},
-    "retraction": {"slots": 40, "schedule_conservativeness": 0.1},
-    "retraction in chunks": {"slots": 44, "schedule_conservativeness": 0.1, "chunked_prefill_size": 4},
+    "retraction": {"slots": 40, **TIGHT},
+    "retraction in chunks": {"slots": 44, "chunked_prefill_size": 4, **TIGHT},
     "pages": {"page_size": 4, "chunked_prefill_size": 8},
-    "pages, little room": {"page_size": 4, "slots": 48, "schedule_conservativeness": 0.1},
+    "pages, little room": {"page_size": 4, "slots": 48, **TIGHT},
     "no cache": {"disable_radix_cache": True},
-    "no cache, little room": {"disable_radix_cache": True, "slots": 40, "schedule_conservativeness": 0.1},
+    "no cache, little room": {"disable_radix_cache": True, "slots": 40, **TIGHT},
     "groups": {"num_scheduler_steps": 2},
-    "groups, little room": {"num_scheduler_steps": 8, "slots": 40, "schedule_conservativeness": 0.1},
+    "groups, little room": {"num_scheduler_steps": 8, "slots": 40, **TIGHT},
     "groups, pages and chunks": {"num_scheduler_steps": 8, "page_size": 4, "slots": 48, "chunked_prefill_size": 8},
-    "drafts": {"drafter": "ngram", "adaptive_drafts": False},
+    "drafts": DRAFTS,
     "drafts when they pay": {"drafter": "ngram"},
-    "drafts, little room": {
-        "drafter": ("tree", "ngram"),
-        "adaptive_drafts": False,
-        "num_draft_tokens": 5,
-        "slots": 32,
-        "schedule_conservativeness": 0.1,
-    },
-    "drafts, pages and chunks": {
-        "drafter": ["ngram"],
-        "adaptive_drafts": False,
-        "page_size": 4,
-        "slots": 48,
-        "chunked_prefill_size": 8,
-    },
+    "drafts, little room": {**DRAFTS, **TIGHT, "drafter": ("tree", "ngram"), "num_draft_tokens": 5, "slots": 32},
+    "drafts, pages and chunks": {**DRAFTS, "page_size": 4, "slots": 48, "chunked_prefill_size": 8},
     "lfu": {"eviction_policy": "lfu", "slots": 48, "schedule_policy": "fcfs"},
 }
 

@@ -3,33 +3,12 @@
 import re
 
 import pytest
-from matplotlib.colors import to_rgba
 
 from nanoinfer import viz
-from nanoinfer.viz.palette import ROLES
-from nanoinfer.viz.trace import Trace, record
+from nanoinfer.viz.trace import Trace
 from nanoinfer.viz.trace.phases import spans
-from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import assert_readable, named, texts
 from tests.tools.trace.conftest import fetched_from
-
-
-def test_the_sentences_of_a_hit_and_a_split() -> None:
-    engine = make_engine()
-    with record(engine) as trace:
-        serve(engine, "ABCDE", max_new_tokens=2)
-        serve(engine, "ABCXYZ", max_new_tokens=1)
-    assert trace.describe().splitlines() == [
-        "Start: 0 requests running, 0 waiting, 0 tokens in the tree, 256 free slots.",
-        "Before this step, request 0 arrives with 5 prompt tokens. Step 1 EXTEND: request 0 is admitted with none of "
-        "5 prompt tokens cached; request 0 extends 5 tokens and samples “F”; 5 tokens enter the tree.",
-        "Step 2 DECODE: request 0 computes position 5 in slot 5 and samples “G”; request 0 ends (length); 1 token enters "
-        "the tree.",
-        "Before this step, request 1 arrives with 6 prompt tokens. Step 3 EXTEND: request 1 is admitted with 3 of 6 "
-        "prompt tokens cached; a node splits after its token 3; request 1 extends 3 tokens and samples “[”; request 1 ends "
-        "(length); 3 tokens enter the tree.",
-    ]
-    assert trace.describe(2) == trace.describe().splitlines()[2]
 
 
 def test_everything_that_happens_has_a_sentence(busy: Trace, drafted: Trace) -> None:
@@ -102,18 +81,6 @@ def test_a_timeline_draws_a_lane_a_request_and_each_span(busy: Trace) -> None:
     assert_readable(picture)
 
 
-def test_a_timeline_on_an_axis_of_more_steps_names_and_marks_lanes(busy: Trace) -> None:
-    def widths(picture: viz.Picture) -> set[float]:
-        return {round(patch.get_width(), 6) for patch in named(picture, "pass ")}
-
-    (wide,), (narrow,) = widths(viz.timeline(busy)), widths(viz.timeline(busy, steps=2 * len(busy)))
-    assert narrow == pytest.approx(wide / 2)
-    picture = viz.timeline(busy, labels={1: "the second"}, highlight=1)
-    frames = [patch for patch in picture.axes[0].patches if patch.get_edgecolor() == to_rgba(ROLES["highlight"].face)]
-    (lane,) = (text for text in picture.axes[0].texts if text.get_text() == "the second")
-    assert [frame.get_y() < lane.get_position()[1] < frame.get_y() + frame.get_height() for frame in frames] == [True]
-
-
 def test_the_pools_occupancy_is_drawn_over_the_same_steps(busy: Trace) -> None:
     picture = viz.timeline(busy, occupancy=True)
     (pool,) = named(picture, "pool")
@@ -128,18 +95,3 @@ def test_the_pools_occupancy_is_drawn_over_the_same_steps(busy: Trace) -> None:
             used = sum(bar.get_height() for bar in bars) / pool.get_height()
             assert used == pytest.approx((state.size - state.free) / state.size)
     assert_readable(picture)
-
-
-def test_a_pass_that_was_never_made_has_a_look_of_its_own_and_without_steps_there_is_no_timeline() -> None:
-    def fail() -> None:
-        raise RuntimeError("no plan")
-
-    engine = make_engine()
-    with record(engine) as trace:
-        with pytest.raises(ValueError, match="trace"):
-            viz.timeline(trace)
-        engine.add_request("ABC", greedy(2))
-        engine.scheduler._admit = fail  # type: ignore[method-assign, assignment]
-        with pytest.raises(RuntimeError, match="no plan"):
-            engine.step()
-    assert "failed pass" in texts(viz.timeline(trace))

@@ -8,12 +8,8 @@ import torch
 from matplotlib.lines import Line2D
 
 from nanoinfer import viz
-from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.palette import BARS, ROLES
 from tests.helpers.pictures import faces, named, texts
-
-STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
 
 
 def points_of(line: Line2D) -> list[list[float]]:
@@ -60,24 +56,18 @@ def test_passes_and_products_are_beneath_the_roof_where_they_were_measured() -> 
     assert points["pass DECODE, 1 request"] == pytest.approx([0.5, 5])
     assert points["pass EXTEND of 256 tokens"] == pytest.approx([80, 80])
     assert points_of(axes.lines[0])[1] == pytest.approx([16, 160]), "where memory is the limit no more"
-    products = {"o_proj": [("T = 1", 2e6, 4e6, 1e-3), ("T = 64", 128e6, 4.2e6, 2e-3)]}
-    (axes,) = viz.roofline(products, flop_per_second=1e11, bytes_per_second=1e10).axes
-    (line,) = [line for line in axes.get_lines() if line.get_label() == "o_proj"]
-    assert np.ravel(points_of(line)).tolist() == pytest.approx([0.5, 2.0, 128 / 4.2, 64.0])
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_byte_has_a_cell_in_the_look_of_its_part_and_each_line_a_row() -> None:
+def test_every_byte_has_a_cell_in_the_look_of_its_part() -> None:
     request = [("request line", b"GET / HTTP/1.1\r\n"), ("headers", b"host: a\r\n"), ("empty line", b"\r\n")]
     picture = viz.wire([*request, ("body", "é \0$".encode()), ("headers", b"z" * 100)])
     assert len(named(picture, "byte ")) == 16 + 9 + 2 + 5 + 100
     looks = [faces(picture, f"byte {at}")[0] for at in (0, 15, 16, 25, 27, 32)]
     assert looks[0] == looks[1] != looks[2] == looks[5]
     assert len(set(looks)) == 4
-    rows = [named(picture, f"byte {at}")[0].get_y() for at in (0, 16, 25, 27, 131)]
-    assert rows == sorted(set(rows)), "a long line is continued in another row"
     assert {"c3", "a9", "·", "\\r", "\\n", "00", "$"} <= set(texts(picture))
     numbers = viz.wire([("text", b"x" * 8), ("numbers", np.array([13, 700, -1], "<i4"))])
     assert named(numbers, "byte 8")[0].get_width() == pytest.approx(4 * named(numbers, "byte 0")[0].get_width())

@@ -12,9 +12,7 @@ import torch
 
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
-from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.forward_batch import ForwardMode
-from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import (
     assert_readable,
@@ -28,9 +26,6 @@ from tests.helpers.pictures import (
     texts,
     worked_example,
 )
-
-STORY = ModelConfig.from_pretrained(resolve_model_path("story"))
-WIDE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
 
 
 def full_pool() -> viz.Picture:
@@ -130,18 +125,13 @@ def test_the_picture_that_the_documentation_writes_is_drawn() -> None:
     ("draw", "field"),
     [
         (lambda: viz.slot_map(make_pool(4), {"a": [4]}), "owners.*4"),
-        (lambda: viz.slot_map(make_pool(4), highlight=[-1]), "highlight.*-1"),
         (lambda: viz.request_rows(make_rows(), {4: 1}), "seq_lens.*4"),
-        (lambda: viz.request_rows(make_rows(), {0: 9}, allocated_lens={0: 8}), "allocated_lens.*8"),
-        (lambda: viz.request_rows(make_rows(), {0: 9}, prefix_lens={0: 10}), "prefix_lens.*10"),
         (lambda: viz.input_metadata(worked_example(), fields=["slots"]), "fields.*slots"),
         (lambda: viz.input_metadata(worked_example(), tokens=["a"]), "tokens"),
         (lambda: viz.extend_mask(worked_example(), sliding_window=0), "sliding_window=0"),
         (lambda: viz.attention_mask(torch.ones(1, 3).bool(), prefix_len=1), "mask"),
         (lambda: viz.last_input_metadata(make_engine()), "last_batch"),
-        (lambda: viz.bars({"a": -1}, unit="ms"), "values.*-1"),
         (lambda: viz.bars({"a": 1}, unit="ms", compare="b"), "compare='b'"),
-        (lambda: viz.lines({"a": ([0, 2], [1, 1])}, x="x", y="y", log=True), "series"),
         (lambda: viz.heat_map([[1.5]], ["a"], ["b"]), "values"),
         (lambda: viz.engine_map("kernel"), "here.*kernel"),
     ],

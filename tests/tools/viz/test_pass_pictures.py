@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer import SamplingParams, viz
+from nanoinfer import viz
 from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.input_metadata import InputMetadata
-from nanoinfer.outputs import FinishReason
-from nanoinfer.viz.palette import REQUESTS, ROLES, owner_style
+from nanoinfer.viz.palette import REQUESTS, ROLES
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import faces, make_metadata, texts, worked_example
 
@@ -44,17 +43,6 @@ def test_an_engine_is_drawn_with_slots_rows_tree_and_what_waits_and_stays_as_it_
     assert everything() == before
 
 
-def test_completions_keep_their_names_when_another_one_has_ended() -> None:
-    engine = make_engine(rows=3)
-    engine.add_request([97, 98, 99], SamplingParams(max_new_tokens=30, n=3, temperature=1.0))
-    engine.step()
-    names = ["request 0", "request 0 (2)", "request 0 (3)"]
-    assert list(viz.owners(engine)) == names
-    engine.scheduler.end(engine.open_requests.groups[0].reqs[:1], FinishReason.ABORT)
-    assert list(viz.owners(engine)) == names[1:]
-    assert len({owner_style(name, 0) for name in names}) == 3
-
-
 # --- the metadata of a pass ------------------------------------------------------------------------------------------
 
 
@@ -86,16 +74,6 @@ def seen(mask: viz.Picture, position: int, key: int) -> list[tuple[str, bool]]:
     """The look of a cell, and whether it says that the key is seen."""
     name = f"mask 0 {position} {key}"
     return [(face, word == "sees") for word in ("sees", "hidden") for face in faces(mask, f"{name} {word}")]
-
-
-def test_a_slot_that_several_requests_read_looks_the_same_in_each_of_them() -> None:
-    metadata = make_metadata([4, 4], [2, 1])
-    metadata.kv_indices[6:8] = metadata.kv_indices[:2]
-    picture = viz.input_metadata(metadata)
-    for request in (0, 1):
-        assert faces(picture, f"kv_indices {request} 1") == [REQUESTS[0].face]
-        assert faces(picture, f"kv_indices {request} 1 and 1") == [REQUESTS[1].face]
-    assert faces(picture, "kv_indices 1 2") == [REQUESTS[1].face]
 
 
 def test_a_sliding_window_hides_older_keys() -> None:

@@ -2,16 +2,12 @@
 
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
 
 from nanoinfer import viz
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.viz.palette import REQUESTS, ROLES
-from tests.helpers.engines import greedy, make_engine, serve
 from tests.helpers.pictures import faces, insert, make_pool, make_rows, make_tree, named, take, texts
-from tests.helpers.tiers import tier_of
 
 FREE, TREE, LOCKED, LEAKED, CONFLICT, IN_USE, PADDING, LEFTOVER, NEW, HIGHLIGHT = (
     ROLES[role].face
@@ -42,8 +38,6 @@ def test_mistakes_are_seen_slots_without_an_owner_and_slots_of_several() -> None
     looks = {slot: faces(picture, f"slot {slot}")[0] for slot in range(10)}
     assert {slot for slot, face in looks.items() if face == CONFLICT} == {2, b, 9}, "one is free, one the tree's"
     assert [slot for slot, face in looks.items() if face == LEAKED] == [leaked]
-    many = make_pool(100_000)
-    assert faces(viz.slot_map(many, {"request 1": take(many, 5000)[:-1]}), "slots 4992-5007") == [LEAKED]
 
 
 def test_slots_of_a_tree_are_locked_or_not_and_slots_without_given_owners_are_in_use() -> None:
@@ -55,20 +49,6 @@ def test_slots_of_a_tree_are_locked_or_not_and_slots_without_given_owners_are_in
     pool = make_pool(16)
     take(pool, 3)
     assert faces(viz.slot_map(pool), "slot 2") == [IN_USE]
-
-
-def test_the_allocators_search_ends_at_the_first_free_mark() -> None:
-    allocator = SlotAllocator(3 * BLOCK)
-    slots = allocator.alloc(2 * BLOCK + 10)
-    assert slots is not None
-    allocator.free(slots[[BLOCK + 4, BLOCK + 5, BLOCK + 8, BLOCK + 14]])
-    picture = viz.allocator_marks(allocator)
-    block, mark = (named(picture, name)[0] for name in ("found block", "found mark"))
-    assert block.get_x() == pytest.approx(named(picture, "block 1")[0].get_x() + 1)
-    assert mark.get_x() == pytest.approx(named(picture, f"mark {BLOCK + 4}")[0].get_x() + 1)
-    pool = make_pool(32, page_size=4)
-    take(pool, 32)
-    assert "no page is free" in viz.allocator_marks(pool).alt
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -90,18 +70,6 @@ def test_a_slot_that_several_rows_name_looks_the_same_in_each_of_them() -> None:
         assert faces(picture, f"row {row} {position}") == [REQUESTS[0].face]
         assert faces(picture, f"row {row} {position} and 1") == [REQUESTS[1].face]
     assert not named(picture, "row 0 4 and")
-    long = viz.request_rows(make_rows(), {0: 9, 2: 177})
-    assert {"0-8", "9-176"} <= set(texts(long)), "a long row is drawn as runs"
-    assert faces(long, "row 2 run and 1") == faces(long, "row 0 run and 1") == [REQUESTS[2].face]
-
-
-def test_what_a_request_fetched_is_drawn_among_the_trees_slots() -> None:
-    engine = make_engine(slots=56, host_cache_tokens=64)
-    tier_of(engine)
-    serve(engine, [*range(40)], [*range(60, 100)], max_new_tokens=1)
-    engine.add_request([*range(40), 3], greedy(5))
-    engine.step()
-    assert "(32 came back from host memory)" in viz.engine(engine).alt
 
 
 # --- the tree --------------------------------------------------------------------------------------------------------
@@ -135,12 +103,3 @@ def test_the_node_marked_to_go_next_is_the_one_that_goes(policy: str) -> None:
     tree.evict(1)
     assert tree.match_prefix([first, 7]).indices.tolist() == []
     assert "next to evict" not in viz.radix_tree(tree, tell_next=False).alt
-
-
-def test_of_a_large_tree_what_is_marked_is_drawn_and_the_rest_is_counted() -> None:
-    tree = make_tree()
-    nodes = [insert(tree, [1, 2, 3, 100 + i, 5, 6, 7, 200 + j, 8]) for i in range(5) for j in range(8)]
-    picture = viz.radix_tree(tree, highlight=nodes[-1])
-    left_out = [int(text.split()[1]) for text in texts(picture) if "more node" in text]
-    assert len(named(picture, "node")) + sum(left_out) == 46
-    assert HIGHLIGHT in {to_hex(patch.get_edgecolor()) for patch in picture.findobj(Rectangle)}

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,21 +71,6 @@ def test_namespaces_have_hashes_of_their_own() -> None:
     assert len(set(hashes)) == len(spaces)
     assert block_hashes([1], 1, True) == block_hashes([1], 1, 1)  # equal keys are the same namespace in the tree, too
     assert block_hashes([1], 1, None, "base") == block_hashes([1], 1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.5], 4), "token_ids"),
-        (([1], 0), "block_size=0"),
-        (([1], 4, 1.5), "extra_key=1.5"),
-        (([1], 4, ("a", (1.5,))), "extra_key=1.5"),
-        (([1], 4, None, 7), "adapter=7"),
-    ],
-)
-def test_what_has_no_hash_is_refused(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        block_hashes(*arguments)
 
 
 # --- operations ------------------------------------------------------------------------------------------------------

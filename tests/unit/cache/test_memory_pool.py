@@ -19,17 +19,6 @@ def kv_pool(size: int = 16, page_size: int = 1, layer_num: int = 1) -> TokenToKV
 # --- what alloc gives --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("need_size", [-1, 1.5, "2", None])
-@pytest.mark.parametrize("method", ["alloc", "alloc_contiguous"])
-def test_a_size_that_is_no_count_is_refused_and_changes_nothing(need_size: Any, method: str) -> None:
-    for pool in (kv_pool(8), ReqToTokenPool(8, 4)):
-        if hasattr(pool, method):
-            with pytest.raises(ValueError, match="need_size="):
-                getattr(pool, method)(need_size)
-            pool.check_integrity()
-            assert pool.available_size() == 8
-
-
 # --- pages -------------------------------------------------------------------------------------------------------
 
 
@@ -107,8 +96,6 @@ def test_a_row_that_is_not_the_callers_is_refused_by_name(given_back: list[int],
     [
         ([0, 16], r"slot 16: outside 0\.\.15"),
         ([1, -1], r"slot -1: outside 0\.\.15"),
-        ([-16], r"slot -16: outside"),
-        ([2**40], rf"slot {2**40}: outside"),
         ([2, 9], r"slot 9: already free"),
         ([3, 1, 3], r"slot 3: given twice"),
     ],
@@ -126,16 +113,6 @@ def test_a_slot_that_is_not_the_callers_is_refused_by_name_and_nothing_is_freed(
         pool.check_integrity()
 
 
-@pytest.mark.parametrize("given_back", [[1.5], [None], [[0, 1]], torch.tensor([0.0])])
-def test_what_is_no_list_of_integers_is_refused_and_nothing_is_freed(given_back: Any) -> None:
-    for pool in (kv_pool(4), ReqToTokenPool(4, 4)):
-        pool.alloc(4)
-        with pytest.raises(ValueError, match=r"slots|rows"):
-            pool.free(given_back)
-        assert pool.available_size() == 0
-        pool.check_integrity()
-
-
 # --- construction ------------------------------------------------------------------------------------------------
 
 
@@ -143,11 +120,7 @@ def test_what_is_no_list_of_integers_is_refused_and_nothing_is_freed(given_back:
     ("make", "field"),
     [
         (lambda: ReqToTokenPool(0, 4), "size=0"),
-        (lambda: ReqToTokenPool(4, 0), "max_context_len=0"),
         (lambda: TokenToKVPool(0, torch.float32, 1, 1, 1), "size=0"),
-        (lambda: TokenToKVPool(4, torch.float32, 0, 1, 1), "head_num=0"),
-        (lambda: TokenToKVPool(4, torch.float32, 1, 0, 1), "head_dim=0"),
-        (lambda: TokenToKVPool(4, torch.float32, 1, 1, 0), "layer_num=0"),
         (lambda: TokenToKVPool(4, torch.float32, 1, 1, 1, page_size=0), "page_size=0"),
         (lambda: TokenToKVPool(10, torch.float32, 1, 1, 1, page_size=4), "page_size=4.*size=10"),
     ],

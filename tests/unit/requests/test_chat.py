@@ -34,10 +34,7 @@ def test_text_parts_are_joined_by_newlines(tokenizer: Any) -> None:
     ("part", "named"),
     [
         ({"type": "image_url", "image_url": {"url": "http://x/y.png"}}, r"content\[1\] is of type 'image_url'"),
-        ({"type": "input_audio"}, "'input_audio'"),
         ({"text": "no type"}, "type None"),
-        ("b", "type 'str'"),
-        ({"type": "text"}, r"content\[1\]=.*under 'text'"),
         ({"type": "text", "text": 5}, r"content\[1\]=.*under 'text'"),
     ],
 )
@@ -146,9 +143,7 @@ def test_a_template_given_with_the_call_serves_a_model_that_has_none(tokenizer: 
     [
         ({"tokenize": True}, "tokenize: chat sets it"),
         ({"max_length": 5}, "max_length"),
-        ({"messages": []}, "messages: chat"),
         ([("a", 1)], "must be a mapping"),
-        ({1: 2}, "must be a mapping"),
     ],
 )
 def test_an_argument_that_is_none_is_refused_by_name(tokenizer: Any, given: Any, message: str) -> None:
@@ -195,11 +190,9 @@ def test_a_chat_is_encoded_as_by_transformers() -> None:
         ([], "at least one"),
         ("hello", r"messages\[0\]"),
         ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
-        ([{"role": "assistant", "reasoning_content": "a"}], r"messages\[0\].*content"),
         ([{"content": "a"}], r"messages\[0\].*role"),
         ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
         ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
-        ([{"role": "user", "content": 5}], "template refuses"),
     ],
 )
 def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:

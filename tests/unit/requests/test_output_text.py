@@ -44,21 +44,16 @@ def make_engine(eos: Sequence[int] = ()) -> Engine:
         (WHOLE, "\"#&'(", None),
         ({"stop": "&'"}, '"#', "&'"),
         ({"stop": "&'", **WHOLE}, "\"#&'", "&'"),
-        ({"stop": ["'(", "&'"], **WHOLE}, "\"#&'", "&'"),
         ({"stop_token_ids": b"&"}, '"#&', ord("&")),
         ({"stop_token_ids": b"$"}, '"#', ord("$")),
-        ({"stop_token_ids": b"$", **WHOLE}, '"#', ord("$")),
         (ALL, "\"#$%&'(", None),
         ({**ALL, **WHOLE}, "\"#$%&'()", None),
         ({"stop_token_ids": b"%", **ALL}, '"#$', ord("%")),
-        ({"stop_token_ids": b"%", **ALL, **WHOLE}, '"#$%', ord("%")),
         ({"stop": "$", **ALL}, '"#', "$"),
         ({"stop": "#$", **ALL, **WHOLE}, '"#$', "#$"),
         ({"stop": "$"}, '"#', "$"),  # also where it is not in the text
-        ({"stop": "$", **WHOLE}, '"#', "$"),
         ({"stop": "%", "min_new_tokens": 5}, "\"#&'(", None),  # too early
         ({"stop": ["#!", ")"]}, "\"#&'(", ")"),  # an end token, too
-        ({"stop": ["#!", ")"], **ALL}, "\"#$%&'(", ")"),
         ({"stop": ["#!", "$"]}, '"#', "$"),  # what was held back comes out
         ({"stop": "$%"}, "\"#&'(", None),  # it is not in the text
         ({"stop": "#", "stop_token_ids": b"#"}, '"', "#"),  # both: what the text shows

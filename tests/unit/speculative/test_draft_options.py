@@ -20,11 +20,8 @@ Checkpoint = Callable[..., Path]
     ("options", "message"),
     [
         ({"drafter": ("ngram", "oracle")}, "drafter='oracle'.*ngram"),
-        ({"drafter": 3}, "drafter=3"),
         ({"drafter": ("ngram", "tree", "ngram")}, "drafter"),
         ({"drafter": "ngram", "num_draft_tokens": 0}, "num_draft_tokens=0"),
-        ({"drafter": "ngram", "num_draft_tokens": 65}, "num_draft_tokens=65"),
-        ({"drafter": "ngram", "adaptive_drafts": 1}, "adaptive_drafts=1"),
         ({"drafter": "ngram", "num_scheduler_steps": 2}, "num_scheduler_steps=2"),
     ],
 )

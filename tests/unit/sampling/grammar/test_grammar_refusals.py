@@ -26,24 +26,17 @@ from tests.helpers.waiting import HANG_S
         ({"regex": "a" * 200_001}, r"^story: regex: .*200001.*200000"),
         ({"grammar": "start: other"}, r"^story: grammar: .*other"),
         ({"grammar": '{"type": "null"}'}, r"^story: grammar: "),
-        ({"grammar": ""}, r"^story: grammar: "),
         ({"grammar": 'start: %lark { start: "a" }'}, r"^story: grammar: %lark"),
         ({"grammar": 'start: "%json {}"'}, r"^story: grammar: %json"),
-        ({"grammar": "start: %json nope"}, r"^story: grammar: %json"),
         ({"grammar": 'start: %json {"minProperties": 3}'}, r"^story: grammar: %json: minProperties=3"),
         ({"grammar": 'start: %json {"x-guidance": {"key_separator": 1}}'}, "x-guidance.key_separator=1"),
-        ({"grammar": "root ::= other"}, r"^story: grammar: .*other"),
-        ({"grammar": 'root ::= "'}, r"^story: grammar: "),
         ({"grammar": "root ::= [^a&&b]"}, r"^story: grammar: .*&&"),
         ({"json_schema": "{"}, r"^story: json_schema: "),
-        ({"json_schema": "5"}, r"^story: json_schema: .*5"),
         ({"json_schema": {"not": {}}}, r"^story: json_schema: .*\"not\""),
         ({"json_schema": {"multipleOf": 12345678}}, "^story: json_schema: .*SIGXCPU"),  # minutes, and gigabytes
         ({"json_schema": '{"items":' * 10_000 + "{}" + "}" * 10_000}, "^story: json_schema: .*too deep"),
         ({"tool_calls": {"say": {"not": {}}}}, r"^story: tool_calls: .*\"not\""),
-        ({"tool_calls": {"say": 5}}, r"^story: tool_calls: .*'say'.* 5"),
         ({"tool_calls": {"ok": {}, "say": {"x-guidance": {}}}}, r"^story: tool_calls: .*'say': x-guidance"),
-        ({"json_schema": "false"}, r"^story: json_schema: "),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_on_arrival(fields: dict[str, Any], message: str) -> None:
@@ -73,21 +66,13 @@ def test_a_grammar_needs_a_tokenizer_that_can_be_read() -> None:
     [
         ({"regex": "a", "choice": ["b"]}, "regex and choice"),
         ({"regex": 5}, "regex=5"),
-        ({"grammar": ["a"]}, "grammar="),
         ({"choice": []}, "choice="),
-        ({"choice": "yes"}, "choice='yes'"),
         ({"choice": ["a", ""]}, "choice="),
-        ({"choice": [1]}, "choice="),
         ({"json_schema": 5}, "json_schema=5"),
         ({"json_schema": {"a": object()}}, "json_schema"),
-        ({"json_schema": {"minimum": float("nan")}}, "json_schema"),
-        ({"tool_calls": []}, "tool_calls="),
         ({"tool_calls": {}}, "tool_calls="),
-        ({"tool_calls": {"": {}}}, "tool_calls="),
-        ({"tool_calls": {"say": object()}}, "tool_calls"),
         ({"tool_calls": {"say": {}}, "regex": "a"}, "regex and tool_calls"),
         ({"parallel_tool_calls": False, "min_new_tokens": 2}, "min_new_tokens=2.*parallel_tool_calls"),
-        ({"tool_calls": {"say": {}}, "parallel_tool_calls": 0}, "parallel_tool_calls=0"),
     ],
 )
 def test_parameters_of_a_wrong_kind_are_refused_when_they_are_made(fields: dict[str, Any], message: str) -> None:
@@ -113,7 +98,6 @@ def test_a_schema_may_be_a_dict_or_its_text_and_later_changes_do_not_matter() ->
 
 LONG = Grammar("grammar", "start: r0\n" + "\n".join(f'r{i}: "k" r{i + 1}' for i in range(1600)) + '\nr1600: "z"')
 SILENT = "import sys; sys.stdin.read()"
-COUNTING = "import sys\nfor line in sys.stdin: print(line.count('k'), flush=True)"
 
 
 def program(code: str) -> tuple[str, ...]:
