@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoinfer.bench.texts import MAKERS, text_workload
-from nanoinfer.bench.workloads import WORKLOADS
+from nanoinfer.bench.workloads import WORKLOADS, decode_workload
 
 if TYPE_CHECKING:
     from nanoinfer.bench.session import Settings
@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "nargs": "+",
         "default": [*WORKLOADS],
         "metavar": "NAME",
-        "help": f"any of {', '.join(WORKLOADS)} (default: these); or of {', '.join(MAKERS)}, with so many "
+        "help": f"any of {', '.join(WORKLOADS)} (default: these); or of {', '.join(('decode', *MAKERS))}, with so many "
         "requests at a time: copying@4",
     },
     "--dtype": {"choices": ["float32", "bfloat16"], "help": "default: the checkpoint's"},
@@ -83,7 +83,7 @@ def add_commands(bench: argparse.ArgumentParser) -> None:
         for option in options.split():
             parser.add_argument(option, **OPTIONS[option])
         parser.set_defaults(run=run)
-    commands.choices["run"].add_argument("--model", nargs="+", default=["story"], help="one or several, as elsewhere")
+    commands.choices["run"].add_argument("--model", nargs="+", default=["story"], help="one or several; or GGUF files")
     commands.choices["serve"].set_defaults(threads=1)
     commands.choices["cluster"].set_defaults(seconds=12.0)
 
@@ -98,7 +98,9 @@ def with_default_command(argv: Sequence[str]) -> list[str]:
 def _path(args: argparse.Namespace) -> Path:
     from nanoinfer.model.loader import resolve_model_path
 
-    return resolve_model_path(args.model)
+    if (path := resolve_model_path(args.model)).is_file():
+        raise ValueError(f"--model {args.model}: must be a checkpoint folder here; bench run takes a GGUF file, too")
+    return path
 
 
 def _settings(args: argparse.Namespace, engines: Sequence[Any]) -> "Settings":
@@ -134,9 +136,9 @@ def _run(args: argparse.Namespace) -> None:
 
     workloads = []
     for name in dict.fromkeys(args.workloads):
-        workload = WORKLOADS.get(name) or text_workload(name)
+        workload = WORKLOADS.get(name) or decode_workload(name) or text_workload(name)
         if workload is None:
-            names = ", ".join((*WORKLOADS, *(f"{each}@N" for each in MAKERS)))
+            names = ", ".join((*WORKLOADS, *(f"{each}@N" for each in ("decode", *MAKERS))))
             raise ValueError(f"--workloads {name}: must be one of {names}")
         workloads.append(workload)
     engines = parse_all(args.compare, parse_engine)

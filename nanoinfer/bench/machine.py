@@ -10,7 +10,9 @@ from typing import Any
 
 from safetensors import safe_open
 
+from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.weights import checkpoint_dtype
+from nanoinfer.requests.gguf_header import read_header
 
 
 def describe_machine() -> dict[str, Any]:
@@ -41,7 +43,8 @@ def _cpu_model() -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a benchmark needs to know about a Hugging Face checkpoint, read from its headers."""
+    """What a benchmark needs to know about a checkpoint or a GGUF file, read from its headers. `dtype`: "auto" for a GGUF
+    file, whose numbers every engine uses as they are."""
 
     path: str
     name: str
@@ -52,9 +55,11 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        """The checkpoint in the folder `path`. ValueError or OSError naming what is missing."""
+        """The checkpoint in the folder `path`, or the GGUF file. ValueError or OSError naming what is missing."""
         if path.is_file():
-            raise ValueError(f"{path}: must be a folder with config.json: engines are compared on those, not on GGUF")
+            parameters = sum(prod(tensor.shape) for tensor in read_header(path).tensors.values())
+            of_file = ModelConfig.from_pretrained(path)
+            return cls(str(path), path.name, "auto", parameters, of_file.vocab_size, of_file.max_position_embeddings)
         config = json.loads((path / "config.json").read_text())
         sizes = dict[str, int]()
         for file in path.glob("*.safetensors"):

@@ -176,11 +176,14 @@ def _add_vocabulary(writer: Any, checkpoint: Path, config: dict[str, Any]) -> No
 
 def quantize_gguf(checkpoint: Path, weights: str) -> None:
     """Write `CHECKPOINT.int8.gguf` (Q8_0) or `CHECKPOINT.int4.gguf` (Q4_0) from `CHECKPOINT.gguf`, by llama.cpp's own
-    quantizer, which chooses the types of embedding and head itself. RuntimeError if it fails."""
+    quantizer, which chooses the types of embedding and head itself. `checkpoint`: its folder or that file, whose numbers
+    may be quantized. RuntimeError if it fails."""
     import llama_cpp
 
-    source, target = f"{checkpoint}.gguf", f"{checkpoint}.{weights}.gguf"
+    name = str(checkpoint).removesuffix(".gguf")
+    source, target = f"{name}.gguf", f"{name}.{weights}.gguf"
     params = llama_cpp.llama_model_quantize_default_params()
+    params.allow_requantize = True
     params.ftype = {"int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}[weights]
     if code := llama_cpp.llama_model_quantize(source.encode(), target.encode(), params):
         raise RuntimeError(f"{source}: llama.cpp's quantizer returned {code}")

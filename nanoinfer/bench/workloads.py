@@ -1,5 +1,6 @@
 """The workloads: lengths and arrivals are the same for every engine, round and seed; token ids differ by seed."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -127,6 +128,14 @@ WORKLOADS = {
         ),
     )
 }
+
+
+def decode_workload(name: str) -> Workload | None:
+    """`decode@N`: as `single`, N requests at once. None for another name."""
+    found = re.fullmatch(r"decode@([1-9]\d*)", name)
+    return Workload(name, lambda rng: [(32, 128)] * int(found[1])) if found else None
+
+
 WARM_UP = (64, 100, 300)  # tokens of prompts
 
 

@@ -1,5 +1,5 @@
 """llama.cpp, through llama-cpp-python's low-level interface. Reads `MODEL.gguf`, or with `weights=int8` (Q8_0) and `int4`
-(Q4_0) `MODEL.int8.gguf` and `MODEL.int4.gguf`.
+(Q4_0) `MODEL.int8.gguf` and `MODEL.int4.gguf`. (A model that is a GGUF file has the suffix already.)
 
 llama.cpp leaves batching to its caller, so this file has the loop of a small server. A batch contains one decode token for
 every request whose prompt is computed, and then as many prompt tokens of the other requests as fit.
@@ -41,7 +41,7 @@ class Peer:
         slots: int = 16,
         batch_tokens: int = 512,
     ):
-        path = f"{model}.{weights}.gguf" if weights else f"{model}.gguf"
+        path = f"{model.removesuffix('.gguf')}{f'.{weights}' if weights else ''}.gguf"
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: not found; python -m nanoinfer.bench.make_models gguf makes it")
         import ctypes

@@ -97,7 +97,9 @@ def source_digest() -> str:
 
 
 def without_tokenizer(model: Path, folder: Path) -> Path:
-    """A checkpoint's config and weights, linked into an empty folder."""
+    """A checkpoint's config and weights, linked into an empty folder; a GGUF file is taken as it is."""
+    if model.is_file():
+        return model
     for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json"):
         for file in model.glob(pattern):
             (folder / file.name).symlink_to(file.resolve())

@@ -1,6 +1,7 @@
 """Hugging Face transformers: `generate` on left-padded batches, without continuous batching or a prefix cache. Adapters by
 PEFT: one batch, in which every request has its own adapter or none."""
 
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ class Peer:
         import torch
         import transformers
 
+        if os.path.isfile(model):
+            raise ValueError(f"{model}: must be a checkpoint folder for this engine")
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(threads)
         self.max_batch, self.device = max_batch, device

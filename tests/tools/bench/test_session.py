@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from nanoinfer.bench.machine import Checkpoint
+from nanoinfer.bench.peers import llamacpp as llamacpp_peer
+from nanoinfer.bench.peers import nanoinfer as nanoinfer_peer
+from nanoinfer.bench.peers import transformers as transformers_peer
+from nanoinfer.bench.peers import worker
 from nanoinfer.bench.report import advantage, against_best, failures, format_results, main_table, main_tables
 from nanoinfer.bench.results import continued, keeper, new_results
 from nanoinfer.bench.session import summary
-from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, Request
+from nanoinfer.bench.workloads import INPUT_SPEED, OUTPUT_SPEED, TOKEN_TIME, Request, decode_workload
 from nanoinfer.cli.main import main
+from tests.helpers.checkpoints import greedy
 from tests.helpers.fake_sessions import fake_model, fake_session, fake_settings
+from tests.helpers.gguf_files import Kind, write_gguf
 
 Make = Callable[..., Path]
 
@@ -128,6 +135,27 @@ def test_a_checkpoint_is_weighed_without_loading_it(checkpoint: Make, tied: bool
         save_file(twice, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text((path / "config.json").read_text())
         assert Checkpoint.read(tmp_path).parameters == facts.parameters
+
+
+def test_a_gguf_file_is_weighed_as_its_checkpoint_and_engines_use_its_numbers(
+    checkpoint: Make, oracle: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    path, workload = checkpoint("llama"), decode_workload("decode@2")
+    assert workload is not None
+    file = write_gguf(path, tmp_path / "model.gguf", Kind.F32)
+    facts, same = Checkpoint.read(file), Checkpoint.read(path)
+    assert (facts.name, facts.dtype) == ("model.gguf", "auto")
+    for field in ("parameters", "vocab_size", "context_len"):
+        assert getattr(facts, field) == getattr(same, field)
+    job = workload.make_job(facts, 0)
+    assert [(len(each.prompt), each.new_tokens) for each in job.requests] == [(32, 128)] * 2
+    ours = worker.run(nanoinfer_peer.Peer(str(file), facts.dtype, 1), asdict(job))["tokens"]
+    assert [each[:8] for each in ours] == [greedy(oracle(path), each.prompt, 8) for each in job.requests]
+    with pytest.raises(ValueError, match=r"model\.gguf: must be a checkpoint folder"):
+        transformers_peer.Peer(str(file), facts.dtype, 1)
+    with pytest.raises(FileNotFoundError, match=r"model\.int8\.gguf: not found"):
+        llamacpp_peer.Peer(str(file), facts.dtype, 1, weights="int8")
+    assert main(["bench", "quality", "--model", str(file)]) == 2
 
 
 # --- runs that go on -------------------------------------------------------------------------------------------------
