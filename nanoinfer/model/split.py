@@ -13,7 +13,7 @@ from nanoinfer.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardSpec:
     """This process's part of a checkpoint's tensor: along dimension `dim`, which has `total` entries, those of `ranges`
     (start, end), side by side. A tensor without that dimension, such as the bias of columns, is whole in every process."""
 
@@ -60,12 +60,12 @@ class ModelSplit(Protocol):
 
     def install(self, network: Any, config: ModelConfig, quantized: bool) -> None:
         """Put layers that work together with the other processes into a network that was made with `own_config` of
-        `config`, and give its layers `cuts`: for each of a layer's projections by name, the Cut of its tensors.
-        `quantized`: whether its weights are to be in few bits."""
+        `config`, and give its layers `shard_specs`: for each of a layer's projections by name, the ShardSpec of its
+        tensors. `quantized`: whether its weights are to be in few bits."""
         ...
 
 
-def cut_of(module: Any, part: str) -> Cut | None:
-    """The Cut of a layer's projection `part` (of its tensors, if it is one alone: ""). None: it is whole here."""
-    cut: Cut | None = getattr(module, "cuts", {}).get(part)
-    return cut
+def shard_spec_of(module: Any, part: str) -> ShardSpec | None:
+    """The ShardSpec of a layer's projection `part` (of its tensors, if it is one alone: ""). None: it is whole here."""
+    shard_spec: ShardSpec | None = getattr(module, "shard_specs", {}).get(part)
+    return shard_spec

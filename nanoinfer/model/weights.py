@@ -21,7 +21,7 @@ from nanoinfer.model.layers.linear import FusedLinear, Linear
 from nanoinfer.model.layers.linear_weights import FewBits
 from nanoinfer.model.other_formats import INDEX, SINGLE, weight_files
 from nanoinfer.model.quantized_checkpoint import checkpoint_format, join_parts
-from nanoinfer.model.split import Cut, cut_of
+from nanoinfer.model.split import ShardSpec, shard_spec_of
 from nanoinfer.requests.gguf_header import SUFFIX
 
 logger = logging.getLogger("nanoinfer.model")
@@ -32,23 +32,23 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint's tensor, or this process's `cut` of it, goes: to rows `start..end` of a parameter. The tensor
-    must have this `shape`."""
+    """Where a checkpoint's tensor, or this process's `shard_spec` of it, goes: to rows `start..end` of a parameter. The
+    tensor must have this `shape`."""
 
     parameter: torch.Tensor
     start: int
     end: int
-    cut: Cut | None = None
+    shard_spec: ShardSpec | None = None
 
     @property
     def shape(self) -> list[int]:
         own = [self.end - self.start, *self.parameter.shape[1:]]
-        return own if self.cut is None else self.cut.whole_shape(own)
+        return own if self.shard_spec is None else self.shard_spec.whole_shape(own)
 
     def fill(self, stored: "StoredTensor") -> None:
         """Copy a tensor of a checkpoint to where it goes. Of a cut one, no more is read than is kept, if that can be."""
         rows = self.parameter[self.start : self.end]
-        rows.copy_(stored.read() if self.cut is None else self.cut.of(stored.slices(), rows.ndim))
+        rows.copy_(stored.read() if self.shard_spec is None else self.shard_spec.of(stored.slices(), rows.ndim))
 
 
 class StoredTensor(Protocol):
@@ -147,18 +147,20 @@ def use_few_bits(model: nn.Module, where: Mapping[str, StoredTensor]) -> set[str
             stored = [(where.get(name) or where[EMBEDDING]).few_bits() for name in names]  # a tied head is not there
             makers = {id(few and few[0]) for few in stored}
             if len(makers) == 1 and stored[0] is not None:
-                cuts = [cut_of(module, part) for part in parts]
-                matrices = [_cut(few[1], cut) for few, cut in zip(stored, cuts, strict=True) if few is not None]
+                specs = [shard_spec_of(module, part) for part in parts]
+                matrices = [_shard(few[1], spec) for few, spec in zip(stored, specs, strict=True) if few is not None]
                 whole = {name: torch.cat([matrix[name] for matrix in matrices]) for name in matrices[0]}
                 module.as_stored = partial(stored[0][0], **whole)
                 used |= where.keys() & set(names)
     return used
 
 
-def _cut(matrix: Mapping[str, torch.Tensor], cut: Cut | None) -> dict[str, torch.Tensor]:
+def _shard(matrix: Mapping[str, torch.Tensor], shard_spec: ShardSpec | None) -> dict[str, torch.Tensor]:
     """This process's outputs of a matrix in few bits."""
-    assert cut is None or cut.dim == 0, "groups of inputs are not cut"
-    return {name: tensor if cut is None else cut.of(tensor, tensor.ndim) for name, tensor in matrix.items()}
+    assert shard_spec is None or shard_spec.dim == 0, "groups of inputs are not cut"
+    return {
+        name: tensor if shard_spec is None else shard_spec.of(tensor, tensor.ndim) for name, tensor in matrix.items()
+    }
 
 
 def may_be_in_few_bits(path: Path) -> bool:
@@ -195,12 +197,12 @@ def checkpoint_targets(model: nn.Module) -> dict[str, Target]:
             if name not in names:
                 continue
             if not isinstance(module, FusedLinear):
-                targets[name] = Target(parameter.data, 0, len(parameter), cut_of(module, ""))
+                targets[name] = Target(parameter.data, 0, len(parameter), shard_spec_of(module, ""))
                 continue
             parent, kind, start = module_name.rpartition(".")[0], name.rpartition(".")[2], 0
             for part, size in module.parts.items():
                 rows = start, start + size
-                targets[f"{parent}.{part}.{kind}"] = Target(parameter.data, *rows, cut_of(module, part))
+                targets[f"{parent}.{part}.{kind}"] = Target(parameter.data, *rows, shard_spec_of(module, part))
                 start += size
     renamed = getattr(model, "checkpoint_name", str)
     return {renamed(name): target for name, target in targets.items()}

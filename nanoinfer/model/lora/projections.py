@@ -8,25 +8,25 @@ from torch import nn
 from nanoinfer.model.layers.experts import Experts
 from nanoinfer.model.layers.linear import FusedLinear, Linear, LMHead
 from nanoinfer.model.layers.low_rank import LowRankPart
-from nanoinfer.model.split import Cut, cut_of
+from nanoinfer.model.split import ShardSpec, shard_spec_of
 
 
 @dataclass(frozen=True)
 class Projection:
     """One projection of a checkpoint, with `in_features` and `columns` outputs. `linear` computes it, as its output columns
-    from `first` on. With a `cut`, the model is split, and `linear` computes only this process's share of it."""
+    from `first` on. With a `shard_spec`, the model is split, and `linear` computes only this process's share of it."""
 
     linear: Linear
     first: int
     columns: int
     in_features: int
-    cut: Cut | None = None
+    shard_spec: ShardSpec | None = None
 
     def share(self, added: "LowRank") -> LowRankPart:
         """What this process's layers add for an adapter: B is cut like the projection's outputs, and A like its inputs."""
         a, b = added.a, added.b
-        if self.cut is not None:
-            a, b = (a, self.cut.of(b, 2)) if self.cut.dim == 0 else (self.cut.of(a, 2), b)
+        if self.shard_spec is not None:
+            a, b = (a, self.shard_spec.of(b, 2)) if self.shard_spec.dim == 0 else (self.shard_spec.of(a, 2), b)
         return LowRankPart(a, b, added.scale, self.first)
 
 
@@ -61,8 +61,12 @@ def projections(network: nn.Module) -> dict[str, Projection]:
         parts = module.parts if isinstance(module, FusedLinear) else {name: module.out_features}
         first = 0
         for part, columns in parts.items():
-            cut = cut_of(module, part if isinstance(module, FusedLinear) else "")
-            whole = [columns, module.in_features] if cut is None else cut.whole_shape([columns, module.in_features])
-            by_name[f"{parent}.{part}"] = Projection(module, first, whole[0], whole[1], cut)
+            shard_spec = shard_spec_of(module, part if isinstance(module, FusedLinear) else "")
+            whole = (
+                [columns, module.in_features]
+                if shard_spec is None
+                else shard_spec.whole_shape([columns, module.in_features])
+            )
+            by_name[f"{parent}.{part}"] = Projection(module, first, whole[0], whole[1], shard_spec)
             first += columns
     return by_name

@@ -21,8 +21,8 @@ from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.layers.linear import Embedding, FusedLinear, Linear, LMHead
 from nanoinfer.model.parallel.communicator import Communicator
-from nanoinfer.model.parallel.shard import cuts_of, input_widths
-from nanoinfer.model.split import Cut
+from nanoinfer.model.parallel.shard import input_widths, shard_specs_of
+from nanoinfer.model.split import ShardSpec
 
 
 def give_back() -> None:
@@ -36,12 +36,14 @@ def give_back() -> None:
 
 
 class VocabEmbedding(Embedding):
-    """The rows of the tokens `cut.ranges[0]` of a table with `cut.total` rows."""
+    """The rows of the tokens `shard_spec.ranges[0]` of a table with `shard_spec.total` rows."""
 
-    def __init__(self, cut: Cut, size: int, dtype: torch.dtype, device: torch.device, communicator: Communicator):
-        super().__init__(cut.size, size, dtype, device)
-        self.cuts, self._communicator = {"": cut}, communicator
-        self._first, self._num_tokens = cut.ranges[0][0], cut.total
+    def __init__(
+        self, shard_spec: ShardSpec, size: int, dtype: torch.dtype, device: torch.device, communicator: Communicator
+    ):
+        super().__init__(shard_spec.size, size, dtype, device)
+        self.shard_specs, self._communicator = {"": shard_spec}, communicator
+        self._first, self._num_tokens = shard_spec.ranges[0][0], shard_spec.total
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """As in Embedding."""
@@ -54,22 +56,22 @@ class VocabEmbedding(Embedding):
 
 
 class RowLinear(Linear):
-    """`x @ weight.T + bias`, of which each rank has the inputs of `cut`.
+    """`x @ weight.T + bias`, of which each rank has the inputs of `shard_spec`.
 
     The bias and what adapters add come to the sum once: all ranks have the whole bias, and an adapter's A is cut like `x`.
     """
 
     def __init__(
         self,
-        cut: Cut,
+        shard_spec: ShardSpec,
         out_features: int,
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
         communicator: Communicator,
     ):
-        super().__init__(cut.size, out_features, bias, dtype, device)
-        self.cuts, self._communicator = {"": cut}, communicator
+        super().__init__(shard_spec.size, out_features, bias, dtype, device)
+        self.shard_specs, self._communicator = {"": shard_spec}, communicator
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
@@ -85,7 +87,7 @@ class RowLinear(Linear):
 
 
 class GatheredLinear(Linear):
-    """`x @ weight.T + bias`, of which each rank has the outputs of `cut`, and computes `widths[rank]` of the inputs.
+    """`x @ weight.T + bias`, of which each rank has the outputs of `shard_spec`, and computes `widths[rank]` of the inputs.
 
     For quantized weights. What one process rounds together, such as a group of activations, may be split over ranks: so
     every rank gets all of `x` first. Then each output has the bits of a single process.
@@ -93,16 +95,16 @@ class GatheredLinear(Linear):
 
     def __init__(
         self,
-        cut: Cut,
+        shard_spec: ShardSpec,
         widths: list[int],
         bias: bool,
         dtype: torch.dtype,
         device: torch.device,
         communicator: Communicator,
     ):
-        super().__init__(sum(widths), cut.size, bias, dtype, device)
-        self.cuts, self._communicator = {"": cut}, communicator
-        self._widths, self._parts = widths, communicator.shard.parts(cut.total)
+        super().__init__(sum(widths), shard_spec.size, bias, dtype, device)
+        self.shard_specs, self._communicator = {"": shard_spec}, communicator
+        self._widths, self._parts = widths, communicator.shard.parts(shard_spec.total)
 
     def pack(self, kernels: Kernels, quantization: str | None, name: str) -> None:
         """As in Linear."""
@@ -116,15 +118,20 @@ class GatheredLinear(Linear):
 
 
 class SplitHead(LMHead):
-    """The logits of the tokens of `cut`. What is done to logits is done to each by itself, so it can be done before they
-    are gathered."""
+    """The logits of the tokens of `shard_spec`. What is done to logits is done to each by itself, so it can be done before
+    they are gathered."""
 
     def __init__(
-        self, cut: Cut, config: ModelConfig, dtype: torch.dtype, device: torch.device, communicator: Communicator
+        self,
+        shard_spec: ShardSpec,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        communicator: Communicator,
     ):
-        super().__init__(config, dtype, device, cut.size)
-        self.cuts, self._communicator = {"": cut}, communicator
-        self._widths = communicator.shard.parts(cut.total)
+        super().__init__(config, dtype, device, shard_spec.size)
+        self.shard_specs, self._communicator = {"": shard_spec}, communicator
+        self._widths = communicator.shard.parts(shard_spec.total)
 
     def likeliest(self, x: torch.Tensor) -> None:
         """None: a rank does not know the other ranks' logits."""
@@ -138,35 +145,36 @@ class SplitHead(LMHead):
 
 def install(network: Any, config: ModelConfig, quantized: bool, communicator: Communicator) -> None:
     """Put these layers into `network`, which was made with the share's configuration and has no weights yet, and give every
-    layer that is cut its `cuts`. `config`: that of the whole model. `quantized`: whether weights are to be in few bits.
+    layer that is cut its `shard_specs`. `config`: that of the whole model. `quantized`: whether weights are to be in few
+    bits.
 
     UnsupportedModelError for a family whose head or embedding is one of its own, or with a layer whose cut is not known.
     """
     shard = communicator.shard
-    cuts, widths = cuts_of(shard, config, quantized), input_widths(shard, config)
+    specs, widths = shard_specs_of(shard, config, quantized), input_widths(shard, config)
     if type(network.lm_head) is not LMHead or type(network.model.embed_tokens) is not Embedding:
         raise UnsupportedModelError(
             f"tensor_parallel_size={shard.size}: {type(network).__name__} has a head of its own"
         )
     table = network.model.embed_tokens.weight
-    embedding = VocabEmbedding(cuts["embed_tokens"], table.shape[1], table.dtype, table.device, communicator)
+    embedding = VocabEmbedding(specs["embed_tokens"], table.shape[1], table.dtype, table.device, communicator)
     network.model.embed_tokens = embedding
     head_device = torch.device("meta") if config.tie_word_embeddings else table.device
-    network.lm_head = SplitHead(cuts["lm_head"], config, table.dtype, head_device, communicator)
+    network.lm_head = SplitHead(specs["lm_head"], config, table.dtype, head_device, communicator)
     if config.tie_word_embeddings:
         network.lm_head.weight = embedding.weight
     for path, module in list(network.named_modules()):
         parent, _, name = path.rpartition(".")
-        if isinstance(module, FusedLinear) and module.parts.keys() <= cuts.keys():
-            module.cuts = {part: cuts[part] for part in module.parts}  # type: ignore[assignment]
+        if isinstance(module, FusedLinear) and module.parts.keys() <= specs.keys():
+            module.shard_specs = {part: specs[part] for part in module.parts}  # type: ignore[assignment]
         elif name in widths and type(module) is Linear:
             assert module.weight is not None
             rest = module.bias is not None, module.weight.dtype, module.weight.device, communicator
             split: Linear
             if quantized:
-                split = GatheredLinear(cuts[name], widths[name], *rest)
+                split = GatheredLinear(specs[name], widths[name], *rest)
             else:
-                split = RowLinear(cuts[name], module.out_features, *rest)
+                split = RowLinear(specs[name], module.out_features, *rest)
             setattr(network.get_submodule(parent), name, split)
         elif isinstance(module, Linear) and not isinstance(module, SplitHead):
             raise UnsupportedModelError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.split import Cut
+from nanoinfer.model.split import ShardSpec
 
 Range = tuple[int, int]  # start, end
 
@@ -60,9 +60,9 @@ class Shard:
         )
 
 
-def cuts_of(shard: Shard, config: ModelConfig, quantized: bool = False) -> dict[str, Cut]:
-    """The Cut of every projection that is cut, by its name in checkpoints, for a model of `config`. Fused ones (Phi-3's)
-    are cut part by part: a rank's q, k and v are not side by side in the file.
+def shard_specs_of(shard: Shard, config: ModelConfig, quantized: bool = False) -> dict[str, ShardSpec]:
+    """The ShardSpec of every projection that is cut, by its name in checkpoints, for a model of `config`. Fused ones
+    (Phi-3's) are cut part by part: a rank's q, k and v are not side by side in the file.
 
     Quantized weights are cut by their outputs only (see GatheredLinear)."""
     dim, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
@@ -71,19 +71,19 @@ def cuts_of(shard: Shard, config: ModelConfig, quantized: bool = False) -> dict[
     mlp, vocabulary = shard.part(config.intermediate_size), shard.part(config.vocab_size)
     q_size, kv_size, mlp_size = heads * dim, kv_heads * dim, config.intermediate_size
     qkv = (q, _behind(q_size, kv), _behind(q_size + kv_size, kv))
-    outputs = Cut(0, (shard.part(config.hidden_size),), config.hidden_size)
+    outputs = ShardSpec(0, (shard.part(config.hidden_size),), config.hidden_size)
     return {
-        "q_proj": Cut(0, (q,), q_size),
-        "k_proj": Cut(0, (kv,), kv_size),
-        "v_proj": Cut(0, (kv,), kv_size),
-        "qkv_proj": Cut(0, qkv, q_size + 2 * kv_size),
-        "gate_proj": Cut(0, (mlp,), mlp_size),
-        "up_proj": Cut(0, (mlp,), mlp_size),
-        "gate_up_proj": Cut(0, (mlp, _behind(mlp_size, mlp)), 2 * mlp_size),
-        "o_proj": outputs if quantized else Cut(1, (q,), q_size),
-        "down_proj": outputs if quantized else Cut(1, (mlp,), mlp_size),
-        "embed_tokens": Cut(0, (vocabulary,), config.vocab_size),
-        "lm_head": Cut(0, (vocabulary,), config.vocab_size),
+        "q_proj": ShardSpec(0, (q,), q_size),
+        "k_proj": ShardSpec(0, (kv,), kv_size),
+        "v_proj": ShardSpec(0, (kv,), kv_size),
+        "qkv_proj": ShardSpec(0, qkv, q_size + 2 * kv_size),
+        "gate_proj": ShardSpec(0, (mlp,), mlp_size),
+        "up_proj": ShardSpec(0, (mlp,), mlp_size),
+        "gate_up_proj": ShardSpec(0, (mlp, _behind(mlp_size, mlp)), 2 * mlp_size),
+        "o_proj": outputs if quantized else ShardSpec(1, (q,), q_size),
+        "down_proj": outputs if quantized else ShardSpec(1, (mlp,), mlp_size),
+        "embed_tokens": ShardSpec(0, (vocabulary,), config.vocab_size),
+        "lm_head": ShardSpec(0, (vocabulary,), config.vocab_size),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.model.parallel.shard import Shard, cuts_of
+from nanoinfer.model.parallel.shard import Shard, shard_specs_of
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
@@ -151,7 +151,7 @@ def split_layer(config: ModelConfig, parts: int, **heading: Unpack[Heading]) -> 
     """
     shards = [Shard(part, parts) for part in range(parts)]
     own = [shard.own_config(config) for shard in shards]
-    cuts = [cuts_of(shard, config) for shard in shards]
+    cuts = [shard_specs_of(shard, config) for shard in shards]
     hidden, q, kv = config.hidden_size, cuts[0]["q_proj"].total, cuts[0]["k_proj"].total
     mlp = cuts[0]["gate_proj"].total
     heads = [
