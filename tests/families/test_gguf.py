@@ -60,10 +60,7 @@ def test_a_gguf_file_gives_what_transformers_gives_for_the_checkpoint(
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [
-        *(("llama", kind) for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q5_1)),
-        ("gemma3", Kind.Q8_0),
-    ],
+    [*(("llama", kind) for kind in (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q5_1)), ("gemma3", Kind.Q8_0)],
 )
 def test_quantized_matrices_are_decoded_to_what_they_stand_for(
     family: str, kind: Kind, checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path

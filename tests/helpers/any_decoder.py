@@ -118,11 +118,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "doge": ("doge", {}, "a mask of its own"),
     "gptj": ("gptj", {**GPT2, "rotary_dim": 8}, NO_INTERFACE),
     "falcon": ("falcon", {}, NO_INTERFACE),
-    "dynamic rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "dynamic",
-    ),
+    "dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
 }
 
 

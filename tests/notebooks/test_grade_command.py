@@ -1,6 +1,7 @@
 """`python -m notebooks.grade`: which cells and exercises of a submission it finds, and what it prints of them."""
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_submissions_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.C
     assert main([*map(str, files)]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == ["file", "anna/04.ipynb", "ben/04.ipynb"]
+
+
+def test_names_that_a_spreadsheet_or_a_terminal_would_obey_are_made_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = os.fsencode(tmp_path) + b"/=cmd()\xff\n\x1b[2J.ipynb"
+    Path(os.fsdecode(path)).write_text('{"worksheets": [], "nbformat": 3}')
+    assert main([os.fsdecode(path), "--csv", str(tmp_path / "marks.csv")]) == 0
+    name, said = capsys.readouterr().out.splitlines()[1].split(maxsplit=1)
+    assert (name, "format 3" in said) == ("=cmd()???[2J.ipynb", True)
+    with (tmp_path / "marks.csv").open(newline="", encoding="utf-8") as file:
+        assert next(csv.DictReader(file))["file"] == "'=cmd()???[2J.ipynb"
 
 
 @pytest.mark.parametrize(

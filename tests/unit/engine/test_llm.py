@@ -84,6 +84,12 @@ def test_a_mixed_list_comes_back_in_order_with_the_tokens_of_transformers(llm: L
         assert output.prompt_tokens == len(ids)
 
 
+def test_no_prompts_give_no_outputs_and_other_arguments_are_checked_all_the_same(llm: LLM) -> None:
+    assert llm.generate([]) == llm.generate((), []) == []
+    with pytest.raises(InvalidRequestError, match=r"^prompts: adapter='x'"):
+        llm.generate([], adapter="x")
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_list_of_params_of_another_length_is_refused(llm: LLM, count: int) -> None:
     with pytest.raises(ValueError, match="params"):
