@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> None:
 
 def note(prompt_tokens: int, cached_tokens: int, finish_reason: "FinishReason | None") -> str:
     """How much of the prompt was cached, and whether a limit cut the text off."""
-    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{', cut off' * (finish_reason == 'length')}"
+    cut = ", cut off (--max-new-tokens)" if finish_reason == "length" else ""
+    return f"{prompt_tokens} prompt tokens, {cached_tokens} cached{cut}"
 
 
 def read_text(read: Callable[[], str]) -> str:

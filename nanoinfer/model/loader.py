@@ -28,6 +28,7 @@ from nanoinfer.model.weights import (
     resize_vocabulary,
 )
 from nanoinfer.registry import QUANTIZATIONS
+from nanoinfer.requests.gguf_header import read_header
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.requests.tokenizer_files import read_object
 from nanoinfer.sampling_params import Default, SamplingParams
@@ -39,18 +40,28 @@ IMPLEMENTATIONS = ("auto", "nanoinfer", "transformers")
 
 
 def sampling_defaults(path: Path, generation_config: str | None = "auto") -> dict[str, float]:
-    """The defaults of NAMES in the folder `path`, for requests that do not give them; none with "none". As in vLLM,
-    `do_sample` does not count. UnsupportedModelError naming the file and the field that has a wrong value."""
+    """The defaults of NAMES in the folder or GGUF file `path`, for requests that do not give them; none with "none". As in
+    vLLM, `do_sample` does not count. UnsupportedModelError naming the file and the field that has a wrong value."""
     if generation_config not in ("auto", *OFF):
         raise ValueError(f"generation_config={generation_config!r}: must be 'auto' or 'none'")
-    file = path / "generation_config.json"
-    said = {} if generation_config in OFF else read_object(file) or {}
+    if generation_config in OFF:
+        return {}
+    file = path if path.is_file() else path / "generation_config.json"
+    said = gguf_sampling(path) if path.is_file() else read_object(file) or {}
     named = {name: said[name] for name in NAMES if said.get(name) is not None}
     try:
         params = SamplingParams(**named)
     except ValueError as error:
         raise UnsupportedModelError(f"{file}: {error}; with generation_config='none' it does not count") from error
     return {name: getattr(params, name) for name in named}
+
+
+def gguf_sampling(path: Path) -> dict[str, Any]:
+    """What a GGUF file has of its model's generation_config.json, as llama.cpp's converter writes it (in float32)."""
+    header = read_header(path)
+    keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in keys.items()}
+    return {name: value if name == "top_k" else round(value, 6) for name, value in found.items() if value is not None}
 
 
 def check_model_impl(name: str) -> None:

@@ -26,10 +26,9 @@ def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata
     number = {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
     writer = gguf.GGUFWriter(target, metadata.pop("architecture", arch))
     _add_config(writer, config)
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     for key, value in metadata.items():
-        {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)](
-            key.replace("__", "."), value
-        )
+        add[type(value)](key.replace("__", "."), value)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, weight in load_file(checkpoint / "model.safetensors").items():

@@ -24,7 +24,7 @@ def test_generate_streams_one_prompt(capsys: pytest.CaptureFixture[str]) -> None
     argv = ["generate", "Once upon a time", "--max-new-tokens", "12", "--temperature", "0"]
     code, out, err = run(argv, capsys)
     assert code == 0
-    assert re.fullmatch(r"\[\d+ prompt tokens, 0 cached, cut off\]\n", err)
+    assert re.fullmatch(r"\[\d+ prompt tokens, 0 cached, cut off \(--max-new-tokens\)\]\n", err)
     assert out.startswith("Once upon a time")
     assert len(out) > len("Once upon a time\n")
     assert run(argv, capsys)[1] == out

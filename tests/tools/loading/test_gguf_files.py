@@ -72,6 +72,14 @@ def test_what_is_not_supported_is_named(
         LLM(file)
 
 
+def test_its_sampling_defaults_count(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    keys = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05}
+    metadata = {f"general__sampling__{key}": value for key, value in keys.items()}
+    path = write_gguf(checkpoint("llama"), tmp_path / "model.gguf", **metadata)
+    assert load_model(path).sampling_defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05}
+    assert not load_model(path, generation_config="none").sampling_defaults
+
+
 def test_transformers_network_does_not_read_it(file: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"model\.gguf: model_impl='transformers'"):
         load_model(file, model_impl="transformers")
