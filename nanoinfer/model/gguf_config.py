@@ -129,13 +129,15 @@ def _of_gemma(header: GGUFHeader, said: dict[str, Any]) -> dict[str, Any]:
 def _rope(header: GGUFHeader, head_dim: int) -> dict[str, Any]:
     if "rope_factors_long.weight" in header.tensors:
         raise UnsupportedModelError("rope_factors_long.weight: must not be there, since longrope is not supported")
-    kind = header.get("{arch}.rope.scaling.type", "none")
+    # As in llama.cpp: files of 2023 have the latter, and without a type, a factor is linear.
+    factor = header.get("{arch}.rope.scaling.factor") or header.get("{arch}.rope.scale_linear")
+    kind = header.get("{arch}.rope.scaling.type", "linear" if factor else "none")
     theta = _shortest(header.get("{arch}.rope.freq_base", 10000.0))
     rope = {
         "rope_type": "default" if kind == "none" else kind,
         "rope_theta": theta,
         "partial_rotary_factor": header.get("{arch}.rope.dimension_count", head_dim) / head_dim,
-        "factor": header.get("{arch}.rope.scaling.factor"),
+        "factor": factor,
         "original_max_position_embeddings": header.get("{arch}.rope.scaling.original_context_length"),
         "attention_factor": header.get("{arch}.rope.scaling.yarn_attn_factor"),
         "beta_fast": header.get("{arch}.rope.scaling.yarn_beta_fast"),

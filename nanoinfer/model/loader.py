@@ -232,7 +232,7 @@ def load_model(
     model_impl: str = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's, and then, without `quantization`,
-    the C++ kernels use what a GGUF file has in 4 or 8 bits as it is. `max_context_len`: None keeps the
+    the C++ kernels use what a checkpoint has in 4 or 8 bits as it is. `max_context_len`: None keeps the
     model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
     None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
     (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.

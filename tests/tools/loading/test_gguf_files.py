@@ -16,6 +16,7 @@ from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.fingerprint import model_fields
 from nanoinfer.model.loader import load_model, resolve_model_path
+from nanoinfer.model.rope import RopeScaling
 from nanoinfer.requests.tokenizer import Tokenizer
 from tests.helpers.checkpoints import greedy
 from tests.helpers.gguf_files import write_gguf
@@ -45,6 +46,12 @@ def test_a_damaged_file_is_named(kept: int, file: Path, tmp_path: Path) -> None:
     damaged.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(WeightMismatchError, match=r"damaged\.gguf: .*get it once more"):
         LLM(damaged)
+
+
+@pytest.mark.parametrize("key", ["scaling__factor", "scale_linear"])
+def test_a_factor_without_a_type_of_scaling_is_linear(key: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    scaled = write_gguf(checkpoint("llama"), tmp_path / "scaled.gguf", **{f"llama__rope__{key}": 4})
+    assert ModelConfig.from_pretrained(scaled).rope_scaling == RopeScaling(rope_type="linear", factor=4)
 
 
 def test_a_type_of_numbers_that_is_not_known_is_named(file: Path, tmp_path: Path) -> None:
