@@ -112,7 +112,8 @@ def make_gguf(checkpoint: Path) -> Path:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    rope = config.get("rope_parameters") or {}
+    older = {"rope_theta": config.get("rope_theta", 10000.0), "rope_type": config.get("rope_scaling") or "default"}
+    rope = config.get("rope_parameters") or older
     if config.get("architectures") != ["LlamaForCausalLM"] or rope.get("rope_type", "default") != "default":
         raise ValueError(
             f"{checkpoint}: must be a LlamaForCausalLM with default rotary positions; use llama.cpp's converter"
@@ -129,7 +130,7 @@ def make_gguf(checkpoint: Path) -> Path:
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     _add_vocabulary(writer, checkpoint, config)

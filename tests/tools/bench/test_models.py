@@ -54,7 +54,15 @@ def test_rotary_pairs_become_neighbours() -> None:
 def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     make_checkpoint(tmp_path / "small-float32", **TINY)
+    file = tmp_path / "small-float32" / "config.json"
+    config = json.loads(file.read_text())
+    older = {**config, "rope_parameters": None, "rope_theta": 5000.0}
+    file.write_text(json.dumps(older))
     reader = gguf.GGUFReader(make_gguf(tmp_path / "small-float32"))
+    assert reader.fields["llama.rope.freq_base"].contents() == 5000.0
+    file.write_text(json.dumps({**older, "rope_scaling": {"type": "linear", "factor": 2.0}}))
+    with pytest.raises(ValueError, match="default rotary positions"):
+        make_gguf(tmp_path / "small-float32")
     names = {tensor.name for tensor in reader.tensors}
     assert {"token_embd.weight", "output.weight", "output_norm.weight", "blk.1.attn_q.weight"} <= names
     assert len(names) == 3 + 2 * 9
