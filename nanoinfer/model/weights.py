@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,25 +72,18 @@ class StoredTensor(Protocol):
 
 @dataclass(frozen=True)
 class SafeTensor:
-    """A StoredTensor of an open safetensors file, where its name is `name`."""
+    """A StoredTensor of a safetensors file, where its name is `name`."""
 
     file: Path
-    tensors: safe_open
     name: str
-
-    @property
-    def shape(self) -> list[int]:
-        return list(self.slices().get_shape())
-
-    @property
-    def dtype(self) -> str:
-        return str(self.slices().get_dtype())
+    shape: list[int]
+    dtype: str
 
     def read(self) -> torch.Tensor:
-        return self.tensors.get_tensor(self.name)
+        return _open(self.file).get_tensor(self.name)
 
     def slices(self) -> Any:
-        return self.tensors.get_slice(self.name)
+        return _open(self.file).get_slice(self.name)
 
     def few_bits(self) -> None:
         return None
@@ -133,6 +126,7 @@ def load_weights(model: nn.Module, path: str | Path, as_stored: bool = False) ->
     for name, target in targets.items():
         if name not in used:
             target.fill(where[name])
+    _open.cache_clear()
 
 
 def use_few_bits(model: nn.Module, where: Mapping[str, StoredTensor]) -> set[str]:
@@ -216,6 +210,7 @@ def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Store
         return dict(gguf_tensors(path, names)), []
     where: dict[str, StoredTensor] = {}
     problems = []
+    _open.cache_clear()  # a file may have been written anew
     for file in _checkpoint_files(path):
         tensors = _open(file)
         for name in tensors.keys():  # noqa: SIM118 (safe_open is not a mapping)
@@ -223,7 +218,8 @@ def _stored_tensors(path: Path, names: Collection[str]) -> tuple[dict[str, Store
             known_as = whole if whole in names and name not in names else name
             if known_as in where:
                 problems.append(f"{known_as}: in both {where[known_as].file.name} and {file.name}")
-            where[known_as] = SafeTensor(file, tensors, name)
+            stored = tensors.get_slice(name)
+            where[known_as] = SafeTensor(file, name, stored.get_shape(), stored.get_dtype())
     quantized = checkpoint_format(path)
     return where if quantized is None else join_parts(where, quantized, names), problems
 
@@ -263,11 +259,13 @@ def checkpoint_dtype(path: str | Path) -> torch.dtype:
         from nanoinfer.model.gguf import decoded_dtype
 
         return decoded_dtype(Path(path))
-    with _open(_checkpoint_files(Path(path))[0]) as tensors:
-        dtypes = (tensors.get_tensor(name).dtype for name in tensors.keys())  # noqa: SIM118
-        return next((dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize > 1), torch.bfloat16)
+    _open.cache_clear()  # the file may have been written anew
+    tensors = _open(_checkpoint_files(Path(path))[0])
+    dtypes = (tensors.get_tensor(name).dtype for name in tensors.keys())  # noqa: SIM118
+    return next((dtype for dtype in dtypes if dtype.is_floating_point and dtype.itemsize > 1), torch.bfloat16)
 
 
+@lru_cache(maxsize=1)  # one at a time: what has been read of an open file counts as this process's memory
 def _open(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt")
