@@ -1,7 +1,6 @@
 """The tensors of a GGUF file, with the names, the order of rows and the values of the original checkpoint: decoded to
 float32, or in few bits as they are."""
 
-import logging
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -29,8 +28,6 @@ GROUPS: dict[str, Callable[..., LinearWeights]] = {
     "Q4_1": Int4Weights.from_groups,
     "Q8_0": Int8Weights.from_groups,
 }
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

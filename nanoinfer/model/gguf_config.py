@@ -62,7 +62,9 @@ def read_gguf_config(path: Path) -> PlainConfig:
     has_experts = bool(header.get("{arch}.expert_count"))
     architecture = MIXTRAL if arch == "llama" and has_experts else ARCHITECTURES[arch]
     said = {field: _number(header, key) for field, key in SIZES.items()}
-    heads, layers = said["num_attention_heads"], said["num_hidden_layers"]
+    heads, layers, most = said["num_attention_heads"], said["num_hidden_layers"], len(header.tensors)
+    if not 1 <= layers <= most:
+        raise UnsupportedModelError(f"{arch}.block_count={layers}: must be in 1..{most}, the number of tensors")
     head_dim = header.get("{arch}.attention.key_length") or said["hidden_size"] // heads
     if EMBEDDING not in header.tensors:
         raise UnsupportedModelError(f"{EMBEDDING}: is not in the file, so it has no model")

@@ -207,8 +207,6 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
             if model_impl == "nanoinfer" or path.is_file():
                 raise
             why = error
-    if path.is_file():
-        raise UnsupportedModelError(f"{path}: model_impl='transformers': must be 'auto' or 'nanoinfer' for a GGUF file")
     from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second
 
     try:
@@ -232,10 +230,10 @@ def load_model(
     model_impl: str = "auto",
 ) -> LoadedModel:
     """Read config, weights and tokenizer. `dtype`: None or "auto" keeps the checkpoint's, and then, without `quantization`,
-    the C++ kernels use what a checkpoint has in 4 or 8 bits as it is. `max_context_len`: None keeps the
-    model's. `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py);
-    None keeps the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has
-    (see nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
+    the C++ kernels use what a checkpoint has in 4 or 8 bits as it is. `max_context_len`: None keeps the model's.
+    `kernels`: see `select_kernels`. `quantization`: the kind of linear weights to make (see linear_weights.py); None keeps
+    the checkpoint's numbers. `split`: the share of the model to load, whose configuration the result then has (see
+    nanoinfer/model/parallel/); None: all of it. `vocab_size`: see `resize_vocabulary`; None keeps the model's.
     `generation_config`: "none" leaves out the checkpoint's sampling defaults. `model_impl`: see `find_network`.
 
     Raises FileNotFoundError, UnsupportedModelError, WeightMismatchError, or ValueError naming the argument.

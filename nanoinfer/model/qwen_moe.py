@@ -79,6 +79,8 @@ class MoeForCausalLM(LlamaForCausalLM):
 
 def _qwen_experts(hf: Any) -> dict[str, Any]:
     """The fields that both Qwens' configurations have."""
+    if hf.decoder_sparse_step < 1:
+        raise UnsupportedModelError(f"decoder_sparse_step={hf.decoder_sparse_step}: must be at least 1")
     sparse = [(layer + 1) % hf.decoder_sparse_step == 0 for layer in range(hf.num_hidden_layers)]
     return {
         "moe_intermediate_size": hf.moe_intermediate_size,

@@ -67,6 +67,7 @@ def test_a_type_of_numbers_that_is_not_known_is_named(file: Path, tmp_path: Path
     [
         ({"architecture": "mamba"}, "architecture 'mamba'.* llama, qwen2"),
         ({"llama__expert_count": 8}, "llama.expert_used_count=None"),
+        ({"llama__block_count": 2**31 - 1}, "block_count=2147483647: must be in 1.."),
         ({"split__count": 3}, "one of 3 files; .* --merge"),
         ({"llama__rope__scaling__type": "longrope"}, "rope_type='longrope'"),
     ],

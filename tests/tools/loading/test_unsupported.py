@@ -87,6 +87,7 @@ LONGROPE = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
         ),
         ("phi3", rope("default", partial_rotary_factor=0.75), r"partial_rotary_factor=0\.75"),
         ("qwen3_moe", {"num_experts_per_tok": 7}, r"num_experts_per_tok=7: must be in 1\.\.num_experts=6"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
         ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
         ("olmoe", {"clip_qkv": 8.0}, r"clip_qkv=8\.0"),
     ],
