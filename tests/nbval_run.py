@@ -18,6 +18,7 @@ from tests.helpers.waiting import HANG_S
 SANITIZE = "regex: data:image/[a-z+]+;base64,[A-Za-z0-9+/=]+\nreplace: PICTURE\n"
 # No other plugins: some take seconds to load.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+ENVIRONMENT["NOTEBOOKS_REAL_MODEL"] = "off"  # cells with the real model take minutes; their outputs are not compared
 CELL_SECONDS, NOTEBOOK_SECONDS = 2 * HANG_S, 15 * HANG_S  # they only end what hangs
 
 

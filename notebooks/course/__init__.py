@@ -6,6 +6,7 @@ In a notebook:
     with attempt("8.1"):             runs the student's code, to draw what it did; one line if the exercise is not written
     check("8.1", globals())          prints one line if the exercise is right, else raises a Hint
     with answer():                   folds what its block prints and displays under "Show the answer"
+    with if_real():                  runs SmolLM2: `LLM(real_model())`; one line where it is not installed (real.py)
     FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)
 
 Workloads that are counted in steps are in workloads.py: `from notebooks.course.workloads import Request, serve`.
@@ -22,6 +23,7 @@ from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, NotWritten, expect, expect_equal
 from notebooks.course.growing import extend
 from notebooks.course.prompts import BEAR, FOX, FOX_PROMPTS, HELLO, RIVER, STORY
+from notebooks.course.real import if_real, real_model
 
 __all__ = [
     "BEAR",
@@ -40,4 +42,6 @@ __all__ = [
     "expect",
     "expect_equal",
     "extend",
+    "if_real",
+    "real_model",
 ]
