@@ -165,7 +165,7 @@ class ThreeTiers(TierModel):
         assert self.disk.is_ready(req)
         if end > above:
             self.naive.evict(tokens[:end], key, start)
-            assert self.disk.landed[req] == above
+            assert self.disk.fetched_from[req] == above
 
     @rule()
     def save(self) -> None:
