@@ -6,8 +6,8 @@ from nanoinfer.cache.cache_manager import CacheManager
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
-from notebooks.course.checks.nb08_trees import SIZE as TREE_SIZE
-from notebooks.course.checks.nb08_trees import expect_sizes, expect_sound, filled, given_tree, locks, node_of
+from notebooks.course.checks.nb08 import SIZE as TREE_SIZE
+from notebooks.course.checks.nb08 import expect_sizes, expect_sound, filled, given_tree, locks, node_of
 from notebooks.course.checks.nb09_moves import (
     SIZE,
     admitted,

@@ -11,7 +11,7 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling_params import SamplingParams
-from notebooks.course.checks.nb08_trees import given_class
+from notebooks.course.checks.nb08 import given_class
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, expect, expect_equal
 
