@@ -241,12 +241,3 @@ def expect_sound(tree: RadixCache, when: str) -> None:
         tree.check_integrity()
     except RuntimeError as error:
         raise Hint(f"{when}: the tree is inconsistent: {error}") from None
-
-
-def expect_sizes(tree: RadixCache, evictable: int, protected: int, why: str) -> None:
-    got = {"evictable": tree.evictable_size(), "protected": tree.protected_size()}
-    expect_equal(got, {"evictable": evictable, "protected": protected}, why)
-
-
-def locks(tree: RadixCache) -> dict[str, int]:
-    return {path_text(tree, node): node.lock_ref for node in nodes_of(tree)}
