@@ -1,11 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("3.4",
-     "def decode_attention(q, keys, values):\n    group = len(q) // keys.shape[1]\n"
-     "    heads = [h // group for h in range(len(q))]\n"
-     "    scores = torch.stack([keys[:, kv] @ q[h] for h, kv in enumerate(heads)]) / q.shape[1] ** 0.5\n"
-     "    return torch.stack([row.softmax(0) @ values[:, kv] for row, kv in zip(scores, heads)])"),
     ("4.2",
      "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
      "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"

@@ -121,8 +121,10 @@ def test_a_typical_mistake_gets_its_hint(id: str, right: str, wrong: str, hint: 
 
 
 def test_two_mistakes_are_both_named() -> None:
-    answer = SOLVED["3.1"].replace("2 * config", "config").replace("num_key_value_heads", "num_attention_heads")
-    both = re.compile(f"key/value heads, not query heads.*{ALSO}.*a key and a value", re.DOTALL)
+    answer = (
+        SOLVED["3.1"].replace("num_tokens - 1", "num_tokens").replace("memory_bytes - weight_bytes", "memory_bytes")
+    )
+    both = re.compile(f"newest token has no K/V yet.*{ALSO}.*if there were no weights", re.DOTALL)
     with pytest.raises(Hint, match=both):
         check("3.1", written(answer))
 

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.random_model import random_model
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
-from notebooks.course.checks.nb03 import NEIGHBOURS, SQUARE_ROOT, by_heads
+from notebooks.course.checks.nb03 import SQUARE_ROOT
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
 from notebooks.course.tables import Mistake, Wrong, compare
+
+NEIGHBOURS = "Your query head h reads key/value head h % Hk. Neighbours share one: it must read head h // (H / Hk)."
 
 
 @exercise("4.1", "Pad and mask")
@@ -85,6 +88,14 @@ def _batched(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, wrong: Wrong
         out = by_heads(q[i], keys[i, here], values[i, here], wrong)
         rows.append(out + 0 * values[i].sum() if "multiplied" in wrong else out)
     return torch.stack(rows)
+
+
+def by_heads(q: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()) -> Tensor:
+    """q [H, D], keys and values [S, Hk, D] → [H, D]. `tiled`: query head h reads key/value head h % Hk."""
+    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
+    read = heads % kv_heads if "tiled" in wrong else heads // (len(q) // kv_heads)
+    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
+    return scaled_dot_product_attention(q[:, None], k, v, scale=1.0 if "unscaled" in wrong else None)[:, 0]
 
 
 @exercise("4.3", "Give each request its K/V back")
