@@ -98,9 +98,13 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
 # --- pool size -------------------------------------------------------------------------------------------------------
 
 
-def indices_of(setting: tuple[int, float]) -> tuple[int, int]:
-    size, share = setting
-    return pool_sizes.SIZES.index(size), list(pool_sizes.SHARES).index(share)
+def indices_of(setting: pool_sizes.Setting) -> tuple[int, int, int]:
+    size, share, rule = setting
+    return (
+        pool_sizes.SIZES.index(size),
+        list(pool_sizes.SHARES).index(share),
+        list(pool_sizes.RULES).index(rule),
+    )
 
 
 def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
