@@ -53,10 +53,6 @@ OTHERS: list[tuple[str, str]] = [
      "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
      "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
      "1] + 1e-12:\n            best = k\n    return best\n"),
-    ("14.4",
-     "def decode_rows(rows, starts, ends):\n    counts = np.array(ends) - starts\n"
-     "    lens = np.concatenate([np.arange(s + 1, e + 1) for s, e in zip(starts, ends)])\n"
-     "    return np.repeat(rows, counts).tolist(), lens.tolist()\n"),
     ("15.1",
      "def mask_of(arrows, accepting, state, tokens, end):\n    def walk(at, text):\n"
      "        return at if at is None or not text else walk(arrows.get((at, text[0])), text[1:])\n"
