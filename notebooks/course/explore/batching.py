@@ -71,7 +71,7 @@ def batching(llm: LLM) -> InteractiveFigure:
             Control("rows", "requests at a time", list(ROWS), start=1),
         ],
         frames,
-        height=720,
+        height=1060,
         runs=len(runs),
     )
 
