@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
+from notebooks.course.explore.batching import batching
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
@@ -21,6 +22,7 @@ PROMPT = FOX + " One day she found a"
 
 CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
+    "batching": batching,
     "page_sizes": page_sizes,
     "pool_sizes": pool_sizes,
     "chunk_sizes": chunk_sizes,

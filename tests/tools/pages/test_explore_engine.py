@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore import batching, chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
 from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
@@ -68,6 +68,22 @@ def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], reco
     first, *others = (texts(run) for run in recorded(record).values())
     assert all(first)
     assert all(other == first for other in others)
+
+
+# --- batching --------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(recorded: Recorded) -> None:
+    figure, runs = recorded(batching.batching), recorded(batching.record_batching)
+    for i, long in enumerate(batching.LONG):
+        for j, rows in enumerate(batching.ROWS):
+            groups = [batching.wanted(long)[k : k + rows] for k in range(0, 12, rows)]
+            static, continuous = (bar.value for bar in panel(figure, (i, j), Bars).bars)
+            assert continuous <= static == sum(max(group) - 1 for group in groups)
+            for number, kind in enumerate((False, True)):
+                lanes = panel(figure, (i, j), Lanes, number).lanes
+                drawn = sum(span.end - span.start for lane in lanes for span in lane.spans if span.phase == "decode")
+                assert drawn == sum(map(len, runs[long, rows, kind])) == sum(batching.wanted(long)) - 12
 
 
 # --- page size -------------------------------------------------------------------------------------------------------
