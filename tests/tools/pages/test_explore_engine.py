@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from notebooks.course.explore import batching, chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore import batching, chunk_sizes, eviction, page_sizes, pass_fields, pool_sizes, tree_steps
 from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
@@ -109,6 +109,18 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
                 bars = panel(figure, (other, steps.index(step)), Bars).bars
                 assert bars[i].value == empty
                 assert bars[i].look == ("highlight" if other == i else "padding")
+
+
+# --- fields of a pass --------------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_has_its_numbers_and_an_earlier_request_2_has_other_slots(recorded: Recorded) -> None:
+    figure = recorded(pass_fields.pass_fields)
+    example, sooner, together = (shown_numbers(figure, indices) for indices in ((2, 10), (1, 3), (0, 0)))
+    assert (example["req_pool_indices"], example["seq_lens"], example["prefix_lens"]) == ("[0]", "[12]", "[7]")
+    assert (example["positions"], example["out_cache_loc (write)"]) == ("7-11", "16-20")
+    assert (sooner["prefix_lens"], sooner["out_cache_loc (write)"]) == ("[7]", "9-13")
+    assert (together["prefix_lens"], together["out_cache_loc (write)"]) == ("[0, 0]", "0-6 | 7-18")
 
 
 # --- pool size -------------------------------------------------------------------------------------------------------
