@@ -8,6 +8,7 @@ from pathlib import Path
 from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
+from notebooks.course.explore.captured_sizes import captured_sizes
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
@@ -27,6 +28,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "page_sizes": page_sizes,
     "pass_fields": pass_fields,
     "pool_sizes": pool_sizes,
+    "captured_sizes": captured_sizes,
     "chunk_sizes": chunk_sizes,
     "eviction": eviction,
     "tree_steps": tree_steps,
