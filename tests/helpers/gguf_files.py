@@ -87,6 +87,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_eos_token_id(config["eos_token_id"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     rope = config["rope_parameters"]
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if top_k := config.get("num_experts_per_tok"):
