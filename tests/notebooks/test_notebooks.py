@@ -89,7 +89,7 @@ def test_the_series_is_complete() -> None:
     }
     exercises = {int(path.stem[:2]): len(exercises_of(int(path.stem[:2]))) for path in SOLUTIONS}
     assert list(exercises) == list(range(3, 20)), "from 03 on, every notebook has exercises"
-    assert min(exercises.values()) >= 3
+    assert min(exercises.values()) >= 1
 
 
 def test_no_notebook_is_without_a_source() -> None:
