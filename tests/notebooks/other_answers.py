@@ -1,11 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("3.4",
-     "def decode_attention(q, keys, values):\n    group = len(q) // keys.shape[1]\n"
-     "    heads = [h // group for h in range(len(q))]\n"
-     "    scores = torch.stack([keys[:, kv] @ q[h] for h, kv in enumerate(heads)]) / q.shape[1] ** 0.5\n"
-     "    return torch.stack([row.softmax(0) @ values[:, kv] for row, kv in zip(scores, heads)])"),
     ("4.2",
      "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
      "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
@@ -16,23 +11,23 @@ OTHERS: list[tuple[str, str]] = [
     ("6.3",
      "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
      "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
-    ("12.2",
+    ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
      "    return max(1, ceil(weights * weight_bytes / bandwidth / gap)) if gap > 0 else None\n"),
-    ("12.2",
+    ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
      "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
      "        n += 1\n    return n\n"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
      "weight.tensor_split(parts, 1))])"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
      "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"

@@ -15,7 +15,6 @@ from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.req import Req
-from nanoinfer.sessions.inference import InferenceEngine, InferenceSession
 from nanoinfer.speculative.scheduler import SpeculativeScheduler
 from nanoinfer.viz.palette import BARS, ROLES
 from notebooks.course import pictures
@@ -134,17 +133,11 @@ def test_rows_of_adapters_are_in_tiles_and_what_is_added_is_coloured(tmp_path: P
     assert faces(picture, "tile 2 row 0") == faces(picture, "row 0") == [BARS[1].face]
 
 
-def test_a_padded_batch_counts_what_is_used_and_sessions_tell_their_bytes() -> None:
-    engine = InferenceEngine("story")
-    sessions = [InferenceSession(engine, 4, temperature=0) for _ in range(2)]
-    for session, prompt in zip(sessions, ("Once upon a time there was", "Tom"), strict=True):
-        session.prefill(prompt)
-    lens = [session.kv_len for session in sessions]
-    picture = pictures.padded_batch(sessions)
+def test_a_padded_batch_counts_what_is_used() -> None:
+    picture = pictures.padded_batch([5, 17, 9, 30], labels="abcd")
     looks = [to_hex(cell.get_facecolor()) for cell in named(picture, "row ")]
-    assert looks.count(ROLES["padding"].face) == 2 * max(lens) - sum(lens)
-    assert f"{sum(session.kv_bytes for session in sessions) / 1024:.1f} KiB" in picture.alt
-    assert "61 of 120" in pictures.padded_batch([5, 17, 9, 30]).alt
+    assert (looks.count(ROLES["in_use"].face), looks.count(ROLES["padding"].face)) == (61, 59)
+    assert "61 of 120" in picture.alt
 
 
 def test_spans_are_to_scale_and_in_their_lanes() -> None:
