@@ -53,16 +53,7 @@ OTHERS: list[tuple[str, str]] = [
      "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
      "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
      "1] + 1e-12:\n            best = k\n    return best\n"),
-    ("15.1",
-     "def mask_of(arrows, accepting, state, tokens, end):\n    def walk(at, text):\n"
-     "        return at if at is None or not text else walk(arrows.get((at, text[0])), text[1:])\n"
-     "    mask = [text != '' and walk(state, text) is not None for text in tokens]\n"
-     "    mask[end] = state in accepting\n    return np.array(mask)"),
-    ("15.3",
-     "def apply_bits(scores, rows, masks):\n    V = scores.shape[1]\n    if len(rows):\n"
-     "        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder='little', count=V)\n"
-     "        scores[rows] = scores[rows].masked_fill(torch.from_numpy(bits == 0), -torch.inf)"),
-    ("15.4",
+    ("15.2",
      "def forced(bits_of, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
      "        row = bits_of(state).view(np.uint32)\n"
      "        ids = [32 * w + b for w in range(len(row)) for b in range(32) if int(row[w]) >> b & 1]\n"
