@@ -32,11 +32,11 @@ OTHERS: list[tuple[str, str]] = [
      "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
      "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
      "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
-    ("13.2",
+    ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
      "        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n    return y"),
-    ("13.4",
+    ("13.2",
      "def cache_key(adapter, extra_key):\n    return (-1 if adapter is None else adapter.id), extra_key\n"),
     ("14.1",
      "def lookup(tokens, shortest, count):\n    best = []\n    size = 0\n    for at in range(1, len(tokens)):\n"
