@@ -25,23 +25,13 @@ from notebooks.course.checks import nb12_tile
 from notebooks.course.compiled import Cpp
 from notebooks.course.exercises import Exercise, all_exercises
 from notebooks.course.expectations import NotWritten
+from notebooks.course.replicas import View
 from notebooks.course.tables import ALSO
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import cleared, exercise_ids
 from tests.helpers.waiting import HANG_S
 from tests.notebooks.mistakes import MISTAKES
 from tests.notebooks.other_answers import OTHERS
-
-
-@dataclass
-class View:
-    """What notebook 17 has before its exercises."""
-
-    name: str
-    cached: int
-    queued: int
-    requests: int
-
 
 # What notebook 12 has before its inner loop.
 HEADER = """
