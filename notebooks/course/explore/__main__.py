@@ -14,6 +14,7 @@ from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pass_fields import pass_fields
 from notebooks.course.explore.pool_sizes import pool_sizes
+from notebooks.course.explore.routing import routing
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
@@ -34,6 +35,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "tree_steps": tree_steps,
     "token_life": token_life,
     "verify_steps": verify_steps,
+    "routing": routing,
 }
 
 
