@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
-from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.sampling import sampling
@@ -23,7 +23,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
     "page_sizes": page_sizes,
     "pool_sizes": pool_sizes,
-    "chunk_sizes": chunk_sizes,
+    "load": load,
     "eviction": eviction,
     "tree_steps": tree_steps,
     "token_life": token_life,

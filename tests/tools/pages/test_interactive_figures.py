@@ -26,8 +26,8 @@ from notebooks.course.explore import (
     Strip,
     Tree,
 )
-from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.panels.base import Panel
 from notebooks.course.explore.pool_sizes import pool_sizes
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
-MAKERS = (page_sizes, pool_sizes, chunk_sizes, eviction, tree_steps, token_life, verify_steps, sampled)
+MAKERS = (page_sizes, pool_sizes, load, eviction, tree_steps, token_life, verify_steps, sampled)
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
