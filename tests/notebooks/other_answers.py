@@ -32,11 +32,11 @@ OTHERS: list[tuple[str, str]] = [
      "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
      "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
      "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
-    ("13.2",
+    ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
      "        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n    return y"),
-    ("13.4",
+    ("13.2",
      "def cache_key(adapter, extra_key):\n    return (-1 if adapter is None else adapter.id), extra_key\n"),
     ("14.1",
      "def lookup(tokens, shortest, count):\n    best = []\n    size = 0\n    for at in range(1, len(tokens)):\n"
@@ -97,8 +97,6 @@ OTHERS: list[tuple[str, str]] = [
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
     ("17.3",
-     "def losing_burst():\n    return [(0, i % 2) for i in range(12)]"),
-    ("17.4",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
@@ -109,11 +107,6 @@ OTHERS: list[tuple[str, str]] = [
      "    def died(self, replica):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if k[0] != replica}\n\n"
      "    def size(self):\n        return len(self.sent_at)"),
-    ("17.5",
-     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
-     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
-     "    first, group = part * each, query_heads // kv_heads\n"
-     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
     ("18.1",
      "def block_table(row, page_size, width):\n    table = []\n    for n in range(0, len(row), page_size):\n"
      "        part = row[n : n + page_size]\n        for i, slot in enumerate(part):\n"
@@ -157,4 +150,9 @@ OTHERS: list[tuple[str, str]] = [
      "    found = list(struct.unpack(f'<{n}I', data[20 : 20 + 4 * n]))\n"
      "    same = (name, count, found) == (fingerprint, n, tokens)\n"
      "    return data[20 + 4 * n : -32] if same else None"),
+    ("21.1",
+     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
+     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
+     "    first, group = part * each, query_heads // kv_heads\n"
+     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
 ]  # fmt: skip
