@@ -9,6 +9,7 @@ from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
 from notebooks.course.explore.captured_sizes import captured_sizes
+from notebooks.course.explore.double_free import double_free
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
@@ -26,6 +27,7 @@ PROMPT = FOX + " One day she found a"
 
 CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
+    "double_free": double_free,
     "query_moves": query_moves,
     "batching": batching,
     "page_sizes": page_sizes,
