@@ -97,8 +97,6 @@ OTHERS: list[tuple[str, str]] = [
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
     ("17.3",
-     "def losing_burst():\n    return [(0, i % 2) for i in range(12)]"),
-    ("17.4",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
@@ -109,11 +107,6 @@ OTHERS: list[tuple[str, str]] = [
      "    def died(self, replica):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if k[0] != replica}\n\n"
      "    def size(self):\n        return len(self.sent_at)"),
-    ("17.5",
-     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
-     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
-     "    first, group = part * each, query_heads // kv_heads\n"
-     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
     ("18.1",
      "def block_table(row, page_size, width):\n    table = []\n    for n in range(0, len(row), page_size):\n"
      "        part = row[n : n + page_size]\n        for i, slot in enumerate(part):\n"
@@ -157,4 +150,9 @@ OTHERS: list[tuple[str, str]] = [
      "    found = list(struct.unpack(f'<{n}I', data[20 : 20 + 4 * n]))\n"
      "    same = (name, count, found) == (fingerprint, n, tokens)\n"
      "    return data[20 + 4 * n : -32] if same else None"),
+    ("21.1",
+     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
+     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
+     "    first, group = part * each, query_heads // kv_heads\n"
+     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
 ]  # fmt: skip

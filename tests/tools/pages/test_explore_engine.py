@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from notebooks.course.explore import batching, chunk_sizes, eviction, page_sizes, pass_fields, pool_sizes, tree_steps
+from notebooks.course.explore import batching, eviction, page_sizes, pass_fields, pool_sizes, tree_steps
 from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
@@ -60,7 +60,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
     [
         page_sizes.record_page_sizes,
         pool_sizes.record_pool_sizes,
-        chunk_sizes.record_chunk_sizes,
         eviction.record_eviction,
     ],
 )
