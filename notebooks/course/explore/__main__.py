@@ -14,6 +14,7 @@ from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pass_fields import pass_fields
 from notebooks.course.explore.pool_sizes import pool_sizes
+from notebooks.course.explore.query_reads import query_reads
 from notebooks.course.explore.routing import routing
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.explore.token_life import token_life
@@ -28,6 +29,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "batching": batching,
     "page_sizes": page_sizes,
     "pass_fields": pass_fields,
+    "query_reads": query_reads,
     "pool_sizes": pool_sizes,
     "captured_sizes": captured_sizes,
     "load": load,
