@@ -9,11 +9,13 @@ from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.fetch_or_compute import fetch_or_compute
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pool_sizes import pool_sizes
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
+from notebooks.course.explore.utilisation import utilisation
 from notebooks.course.explore.verify_steps import verify_steps
 from notebooks.course.prompts import FOX
 
@@ -28,6 +30,8 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "tree_steps": tree_steps,
     "token_life": token_life,
     "verify_steps": verify_steps,
+    "utilisation": utilisation,
+    "fetch_or_compute": fetch_or_compute,
 }
 
 
