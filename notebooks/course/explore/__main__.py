@@ -10,6 +10,7 @@ from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
 from notebooks.course.explore.captured_sizes import captured_sizes
 from notebooks.course.explore.eviction import eviction
+from notebooks.course.explore.fetch_or_compute import fetch_or_compute
 from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pass_fields import pass_fields
@@ -19,6 +20,7 @@ from notebooks.course.explore.routing import routing
 from notebooks.course.explore.sampling import sampling
 from notebooks.course.explore.token_life import token_life
 from notebooks.course.explore.tree_steps import tree_steps
+from notebooks.course.explore.utilisation import utilisation
 from notebooks.course.explore.verify_steps import verify_steps
 from notebooks.course.prompts import FOX
 
@@ -38,6 +40,8 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "token_life": token_life,
     "verify_steps": verify_steps,
     "routing": routing,
+    "utilisation": utilisation,
+    "fetch_or_compute": fetch_or_compute,
 }
 
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
+ENGINE_MAKERS = (page_sizes, pool_sizes, chunk_sizes, eviction, tree_steps, token_life, verify_steps, sampled)
+
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
