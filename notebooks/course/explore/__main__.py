@@ -8,6 +8,7 @@ from pathlib import Path
 from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
+from notebooks.course.explore.block_slots import block_slots
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
@@ -32,6 +33,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "tree_steps": tree_steps,
     "token_life": token_life,
     "verify_steps": verify_steps,
+    "block_slots": block_slots,
 }
 
 

@@ -27,6 +27,7 @@ from notebooks.course.explore import (
     Tree,
 )
 from notebooks.course.explore.batching import batching
+from notebooks.course.explore.block_slots import block_slots
 from notebooks.course.explore.chunk_sizes import chunk_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.page_sizes import page_sizes
@@ -50,6 +51,7 @@ pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
 MAKERS = (
     batching,
+    block_slots,
     page_sizes,
     pool_sizes,
     chunk_sizes,
