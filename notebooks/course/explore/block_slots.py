@@ -46,7 +46,7 @@ def block_slots(llm: LLM) -> InteractiveFigure:
             Control("n", "index n of the token", list(range(TOKENS)), start=17),
         ],
         {(i, n): _frame(rows, tables, i, n) for i, n in indices},
-        height=1010,
+        height=1060,
         runs=1,
     )
 
@@ -97,7 +97,12 @@ def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int)
     ]
     name = NAMES[request]
     if slot < 0:
-        return Frame(panels, f"{name} has no token {n} yet. The pass that computes it needs a block in the table.")
+        room = (
+            "Its block is in the table already"
+            if block >= 0
+            else "The pass that computes it needs a block in the table"
+        )
+        return Frame(panels, f"{name} has no token {n} yet. {room}.")
     said = f"Token {n} of {name} is in slot {slot}."
     if kernel == slot:
         return Frame(panels, f"{said} The kernel finds the same: it reads row 0, which is {name}'s.")
