@@ -8,6 +8,7 @@ from pathlib import Path
 from nanoinfer.llm import LLM
 from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
+from notebooks.course.explore.block_slots import block_slots
 from notebooks.course.explore.captured_sizes import captured_sizes
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.fetch_or_compute import fetch_or_compute
@@ -42,6 +43,7 @@ CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "routing": routing,
     "utilisation": utilisation,
     "fetch_or_compute": fetch_or_compute,
+    "block_slots": block_slots,
 }
 
 
