@@ -16,6 +16,7 @@ from notebooks.course.explore.load import load
 from notebooks.course.explore.page_sizes import page_sizes
 from notebooks.course.explore.pass_fields import pass_fields
 from notebooks.course.explore.pool_sizes import pool_sizes
+from notebooks.course.explore.query_moves import query_moves
 from notebooks.course.explore.query_reads import query_reads
 from notebooks.course.explore.routing import routing
 from notebooks.course.explore.sampling import sampling
@@ -29,6 +30,7 @@ PROMPT = FOX + " One day she found a"
 
 CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
+    "query_moves": query_moves,
     "batching": batching,
     "page_sizes": page_sizes,
     "pass_fields": pass_fields,
