@@ -27,7 +27,6 @@ from notebooks.course.explore import (
     Tree,
 )
 from notebooks.course.explore.__main__ import CATALOGUE
-from notebooks.course.explore.block_slots import block_slots
 from notebooks.course.explore.panels.base import Panel
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
-ENGINE_MAKERS = (page_sizes, pool_sizes, chunk_sizes, eviction, tree_steps, token_life, verify_steps, sampled)
 
-    block_slots,
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
