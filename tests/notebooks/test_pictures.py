@@ -15,7 +15,6 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.palette import BARS, ROLES
 from notebooks.course import pictures
 from notebooks.course.pictures.passes import KINDS
-from notebooks.course.replicas import ReplicaPass
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES, tiny_config
 from tests.helpers.pictures import assert_readable, faces, named, texts
@@ -51,11 +50,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "decoder": lambda: pictures.decoder(STORY),
     "kernels": lambda: pictures.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
     "lanes": lambda: pictures.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
-    "replicas": lambda: pictures.replicas(
-        {"A": [ReplicaPass(0, 1, 30, 10, 1, 2)], "B": []}, until=1.0, most_requests=3, ends={"A": 1}
-    ),
     "split": lambda: pictures.split_product(-np.ones(8), np.full((8, 8), -0.75), np.ones((8, 8)), 4, title="T"),
-    "split layer": lambda: pictures.split_layer(ModelConfig(**(vars(STORY) | WIDE | {"head_dim": 128})), 4),
     "drafts": lambda: pictures.drafted_text([([1000 + i], [1000 + i, i]) for i in range(150)]),
 }
 
