@@ -14,9 +14,9 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.config import EngineConfig
 from nanoinfer.device import memory_for_kv
-from nanoinfer.engine.calls import Call, Calls
 from nanoinfer.engine.engine import Engine
 from nanoinfer.engine.prefix_transfer import Tokens
+from nanoinfer.engine.sync_client import Call, SyncClient
 from nanoinfer.engine.tiers import add_files
 from nanoinfer.errors import InvalidRequestError
 from nanoinfer.keywords import with_aliases
@@ -164,7 +164,7 @@ class LLM:
             from nanoinfer.viz.trace import Recorder
 
             self.trace = Recorder(self.engine).trace
-        self._calls = Calls(self.engine)
+        self._calls = SyncClient(self.engine)
 
     @with_aliases
     def generate(

@@ -1,4 +1,4 @@
-"""What a radix tree, and the tiers below it, hold, told in blocks: the events, their numbers, and the blocks' hashes.
+"""What a radix tree, and the tiers below it, hold, in blocks: the events, their numbers, and the blocks' hashes.
 
 A block is `block_size` tokens that follow each other, and what comes before them. Its hash covers its tokens and the hash
 of the block before it; the first block's covers the namespace instead (adapter and `extra_key`). So equal hashes mean equal

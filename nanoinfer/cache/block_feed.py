@@ -25,7 +25,7 @@ class BlockFeed:
     `visit`: entered to look, and `soon(cut)`: called when something has changed, so that `cut` is called between two steps
     (see `Engine.block_feed`). Without `soon`, call `cut` after each step. The newest batches are kept, as many as have
     `keep_blocks` blocks together. What the tree holds at first is in batch 0. ValueError if it reports to another one.
-    `below(event_block_size, changed)`: what tiers below the tree hold (`HostTier.tell`), which call `changed`.
+    `below(event_block_size, changed)`: what tiers below the tree hold (`HostTier.event_sinks`), which call `changed`.
     `listeners`: called, in the thread of the step or visit, when there is a new batch; they must be quick and not raise.
     """
 
@@ -67,8 +67,8 @@ class BlockFeed:
         self._kept += _size(batch)
         while self._kept > self.keep_blocks and len(self._batches) > 1:
             self._kept -= _size(self._batches.popleft())
-        for tell in tuple(self.listeners):
-            tell()
+        for notify in tuple(self.listeners):
+            notify()
 
     def since(self, seq: int) -> list[EventBatch] | None:
         """The batches from number `seq` on, in order. None if some of them are not kept any more, or are yet to come: ask
@@ -91,7 +91,7 @@ class BlockFeed:
             return Snapshot(self._next, [*self._blocks.stored(), *below], self.source)
 
     def _check_listening(self) -> None:
-        """RuntimeError if the tree does not tell this feed any more: it has raised once, and the log says what."""
+        """RuntimeError if the tree does not report to this feed any more: it has raised once, and the log says what."""
         if self._blocks not in self._tree.observers:
             raise RuntimeError("this feed is incomplete: it has failed to note an operation of the tree (see the log)")
 

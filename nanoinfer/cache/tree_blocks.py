@@ -58,7 +58,7 @@ class TreeBlocks(TreeObserver):
         """How many different blocks the tree holds."""
         return len(self._copies)
 
-    # --- what the tree tells ---------------------------------------------------------------------------------------
+    # --- what the tree reports -------------------------------------------------------------------------------------
 
     def check_key(self, extra_key: Hashable) -> None:
         """ValueError for an `extra_key` that has no hash."""

@@ -51,8 +51,9 @@ LLM_OPTIONS: dict[str, dict[str, Any]] = {
 }
 ENGINE = [*LLM_OPTIONS, *(field.name for field in fields(EngineConfig))]
 SAMPLING = (
-    *("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "stop"),
+    "max_new_tokens",
+    *(field.name for field in fields(SamplingParams) if field.type is float),
+    *("top_k", "seed", "stop"),
 )
 GRAMMARS = ("json_schema", "regex", "grammar", "choice")
 FROM_FILES = ("json_schema", "grammar")  # those of GRAMMARS whose option names a file

@@ -327,7 +327,7 @@ class EngineControl:
         with self.visit():
             if self._block_feed is None:
                 tier = self.cache.next_tier
-                below = {} if tier is None else {"below": tier.tell}
+                below = {} if tier is None else {"below": tier.event_sinks}
                 self._block_feed = BlockFeed(self.radix_cache, event_block_size, self._soon, self.visit, **below)
                 self.after_change.append(self._block_feed.cut)
             elif self._block_feed.event_block_size != event_block_size:

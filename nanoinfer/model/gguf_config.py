@@ -24,10 +24,6 @@ ARCHITECTURES = {
     "olmoe": "OlmoeForCausalLM",
 }
 MIXTRAL = "MixtralForCausalLM"
-CONVERT = (
-    "transformers reads more of them, and writes a folder that can be served: "
-    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(OTHER_FOLDER)"
-)
 SIZES = {
     "hidden_size": "{arch}.embedding_length",
     "intermediate_size": "{arch}.feed_forward_length",
@@ -58,7 +54,7 @@ def read_gguf_config(path: Path) -> PlainConfig:
     arch = header.architecture
     if arch not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModelError(f"architecture {arch!r} of a GGUF file: must be one of {known}; {CONVERT}")
+        raise UnsupportedModelError(f"architecture {arch!r} of a GGUF file: must be one of {known}")
     has_experts = bool(header.get("{arch}.expert_count"))
     architecture = MIXTRAL if arch == "llama" and has_experts else ARCHITECTURES[arch]
     said = {field: _number(header, key) for field, key in SIZES.items()}

@@ -114,7 +114,7 @@ class CapturedGraph:
             self.program.replay()
         return self.program.outputs
 
-    def run_ahead(self, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    def run_multi_step(self, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Compute what `fill` took and then, from one pass to the next, each request's next tokens, `counts[i]` of them:
         int64 [max(counts), B]. Arguments as in Program.replay_ahead, for the B requests that were taken. Only after the
         first `run`."""
@@ -228,10 +228,10 @@ class GraphRunner:
         likeliest = Likeliest(*outputs) if len(outputs) > 1 else None
         return LogitsOutput(outputs[-1], likeliest=likeliest).first(len(batch.seq_lens))  # without padding
 
-    def run_ahead(
+    def run_multi_step(
         self, batch: ForwardBatch, counts: np.ndarray, temperatures: np.ndarray, numbers: np.ndarray
     ) -> np.ndarray | None:
-        """`CapturedGraph.run_ahead` of a DECODE without adapters; None if it is not captured yet, or cannot be."""
+        """`CapturedGraph.run_multi_step` of a DECODE without adapters; None if it is not captured yet, or cannot be."""
         if not self.takes_ahead or self._source.exchanged() or self.reason or self._source.hooked():
             return None
         shape = self._shape(batch)
@@ -239,7 +239,7 @@ class GraphRunner:
         if captured is None or captured.program is None:
             return None
         captured.fill(batch)
-        return captured.run_ahead(counts, temperatures, numbers)
+        return captured.run_multi_step(counts, temperatures, numbers)
 
     def _why_not(self) -> str:
         """Why nothing can be recorded, as far as one can tell before the first pass."""

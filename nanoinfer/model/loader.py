@@ -15,7 +15,7 @@ from nanoinfer.device import resolve_device, resolve_dtype
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
-from nanoinfer.model.gguf_config import CONVERT
+from nanoinfer.model.gguf_config import ARCHITECTURES
 from nanoinfer.model.kernels.select import AS_ASKED, Selection, check_name, select_kernels, selection_of
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.other_formats import check_file, check_folder
@@ -196,15 +196,19 @@ def find_network(path: Path, model_impl: str = "auto") -> tuple[ModelConfig, Any
     UnsupportedModelError naming what is not supported, ValueError for any other `model_impl`.
     """
     check_model_impl(model_impl)
-    if model_impl == "transformers" and path.is_file():
-        raise UnsupportedModelError(f"{path}: model_impl='transformers' takes no GGUF file; {CONVERT}")
+    # Of the architectures that we read ourselves, transformers' reader leaves out what it does not know.
+    is_ours = path.is_file() and read_header(path).architecture in ARCHITECTURES
+    if is_ours and model_impl == "transformers":
+        raise UnsupportedModelError(
+            f"{path}: model_impl='transformers' takes no GGUF file of {', '.join(ARCHITECTURES)}"
+        )
     why = None
     if model_impl != "transformers":
         try:
             config = ModelConfig.from_pretrained(path)
             return config, find_family(config.architecture), OURS
         except UnsupportedModelError as error:
-            if model_impl == "nanoinfer" or path.is_file():
+            if model_impl == "nanoinfer" or is_ours:
                 raise
             why = error
     from nanoinfer.model.transformers_model import TransformersConfig, TransformersModel  # it takes a second

@@ -37,6 +37,7 @@ from nanoinfer.model.transformers_layers import (
     replace_module,
 )
 from nanoinfer.model.transformers_self_attention import adopt_attention
+from nanoinfer.requests.gguf_header import GGUFHeader, read_header
 
 STATEFUL = {"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid"}  # kinds of layers
 KINDS = ("layer_types", "layers_block_type", "block_types")  # where a config names them
@@ -57,6 +58,7 @@ FOUND_OUT: dict[str, Any] = {
     "intermediate_size": 0,
     "rope_scaling": RopeScaling(),
 }
+LARGE_GEMMA2 = 46  # the layers of Gemma 2 27B
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -76,7 +78,8 @@ class TransformersConfig(ModelConfig):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "TransformersConfig":
-        """Read a checkpoint's config.json as transformers does. UnsupportedModelError naming what cannot be served."""
+        """Read a checkpoint's config.json, or the metadata of a GGUF file, as transformers does. UnsupportedModelError
+        naming what cannot be served."""
         path = Path(path)
         hf = _read_config(path)
         network = _network_class(hf)
@@ -96,18 +99,41 @@ class TransformersConfig(ModelConfig):
             eos_token_ids=end_tokens(text.eos_token_id),
             dtype=text.dtype,
             **FOUND_OUT,
-            source=f"transformers {transformers.__version__}, {sha256((path / 'config.json').read_bytes()).hexdigest()}",
+            source=f"transformers {transformers.__version__}, {sha256(_said(path, hf)).hexdigest()}",
         )
         return with_end_tokens(config, path)
 
 
 def _read_config(path: Path) -> Any:
-    if not (path / "config.json").is_file():
+    if not path.is_file() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
+    if path.is_file():
+        _check_header(read_header(path))
+    folder, options = _place(path)
     try:
-        return transformers.AutoConfig.from_pretrained(str(path), trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, **options)
     except CANNOT_READ as error:
-        raise UnsupportedModelError(f"config.json: {type(error).__name__}: {error}") from error
+        where = path.name if path.is_file() else "config.json"
+        raise UnsupportedModelError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _place(path: Path) -> tuple[str, dict[str, str]]:
+    """What `from_pretrained` takes for a checkpoint's folder, or for a GGUF file."""
+    return (str(path.parent), {"gguf_file": path.name}) if path.is_file() else (str(path), {})
+
+
+def _check_header(header: GGUFHeader) -> None:
+    """UnsupportedModelError for what transformers' reader of GGUF files leaves out."""
+    if (kind := header.get("{arch}.rope.scaling.type", "none")) != "none":
+        raise UnsupportedModelError(f"{header.architecture}.rope.scaling.type={kind!r}: must be none, or missing")
+    if header.architecture == "gemma2" and header.get("{arch}.block_count") == LARGE_GEMMA2:
+        raise UnsupportedModelError(
+            f"gemma2.block_count={LARGE_GEMMA2}: the file does not say how 27B scales its scores"
+        )
+
+
+def _said(path: Path, hf: Any) -> bytes:
+    return hf.to_json_string().encode() if path.is_file() else (path / "config.json").read_bytes()
 
 
 def _network_class(hf: Any) -> Any:
@@ -163,16 +189,19 @@ class TransformersModel(nn.Module):
 
     @torch.no_grad()
     def load(self, path: Path) -> None:
-        """Read the weights, as strictly as `load_weights`, and probe. UnsupportedModelError naming what cannot be."""
+        """Read the weights, as strictly as `load_weights`, and probe. Those of a GGUF file are decoded.
+        UnsupportedModelError naming what cannot be."""
         hf = _read_config(path)
+        folder, options = _place(path)
         try:
             whole, report = _network_class(hf).from_pretrained(
-                path,
+                folder,
                 config=hf,
                 dtype=self._dtype,
                 attn_implementation=PROBE,
                 output_loading_info=True,
                 use_safetensors=True,
+                **options,
             )
         except CANNOT_READ as error:
             raise UnsupportedModelError(f"{path}: {type(error).__name__}: {error}") from error

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from nanoinfer.server import live
 from nanoinfer.server.block_events import block_routes
-from nanoinfer.server.middleware import DrainMiddleware
+from nanoinfer.server.middleware import RequestMiddleware
 from nanoinfer.server.operations import adapter_routes, operation_routes
 from nanoinfer.server.routes import openai_routes, token_routes
 from nanoinfer.server.service import Service
@@ -51,7 +51,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
         title="nanoinfer",
         version=__version__,
         lifespan=lifespan,
-        middleware=[*([cors] if origins else []), Middleware(DrainMiddleware, service=service)],
+        middleware=[*([cors] if origins else []), Middleware(RequestMiddleware, service=service)],
         exception_handlers=dict.fromkeys((RequestValidationError, HTTPException), _raise),
         responses={"4XX": ERROR, "5XX": ERROR},
         docs_url=None,  # these pages load scripts from elsewhere
@@ -68,5 +68,5 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
 
 
 async def _raise(request: Request, error: Exception) -> Response:
-    """Leave all errors to DrainMiddleware."""
+    """Leave all errors to RequestMiddleware."""
     raise error

@@ -39,12 +39,12 @@ def block_routes(service: Service) -> list[BaseRoute]:
         if service.is_ending.is_set() or service.engine.is_closed:
             raise shut_down()
         place = read_place(request.headers.get("last-event-id"))
-        return StreamingResponse(tell(service, feed, place), headers=HEADERS)
+        return StreamingResponse(events_of(service, feed, place), headers=HEADERS)
 
     return [Route("/block_events", events)]
 
 
-async def tell(service: Service, feed: BlockFeed, place: tuple[str, int] | None) -> AsyncIterator[bytes]:
+async def events_of(service: Service, feed: BlockFeed, place: tuple[str, int] | None) -> AsyncIterator[bytes]:
     """A snapshot, then each batch, until the client is gone or the server ends. `place`: where a client that was here
     before goes on; if those batches are gone, or the server has started again, it gets a snapshot.
 

@@ -1,4 +1,4 @@
-"""DrainMiddleware: what every request passes before its route: who may come in, how much it may send, and that it is
+"""RequestMiddleware: what every request passes before its route: who may come in, how much it may send, and that it is
 answered, also when the server ends.
 
 By DNS rebinding, a page from attacker.example lets that name lead to 127.0.0.1, so that the browser takes this server for
@@ -31,7 +31,7 @@ OPEN_FOLDER = "/static/"
 OPEN_TO_THE_END = ("/metrics", "/live", "/block_events")  # they watch how the server ends
 
 
-class DrainMiddleware:
+class RequestMiddleware:
     """An ASGI application around another one. It gives each request its id and its line in the log, and is the one place
     where what is raised becomes an answer."""
 

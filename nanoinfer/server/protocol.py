@@ -7,13 +7,15 @@ unknown field is ignored, and logged once.
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from nanoinfer.keywords import CLOSE, LONGEST
+from nanoinfer.sampling_params import SamplingParams
 
 logger = logging.getLogger("nanoinfer.server")
 T = TypeVar("T")
@@ -148,30 +150,31 @@ class ResponseFormat(Strict):
     unsupported = {"schema": ()}
 
 
-class SamplingFields(Strict):
+_OTHERWISE = {  # what the protocol says in another way
+    *("max_new_tokens", "min_new_tokens", "logprobs", "prompt_logprobs", "prompt_top_logprobs", "parallel_tool_calls"),
+}
+# Numbers and truth values of SamplingParams: a new one is a field of all endpoints.
+_plain: dict[str, Any] = {
+    field.name: (field.type | None, None)
+    for field in fields(SamplingParams)
+    if field.type in (int, float, bool) and field.name not in _OTHERWISE
+}
+_PlainFields = create_model("_PlainFields", __base__=Strict, **_plain)
+
+
+class SamplingFields(_PlainFields):  # type: ignore[misc, valid-type]
     """What all endpoints that generate take. None is the same as absent. Ranges are those of SamplingParams."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
     seed: int | None = None
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: Annotated[dict[TokenKey, float], Field(max_length=1024)] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
     json_schema: JsonSchema = None
     regex: str | None = None
     ebnf: str | None = None
     choice: Items[str] | None = None
     grammar: str | None = None
-    unsupported = UNSUPPORTED
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
 
 
 class GenerationFields(SamplingFields):

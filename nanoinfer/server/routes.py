@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from nanoinfer.requests.tokenizer import check_length
-from nanoinfer.server.answer import GenerationResponse
 from nanoinfer.server.chat_formatter import ChatFormatter
 from nanoinfer.server.errors import bad_request
 from nanoinfer.server.formatter import CompletionFormatter, ResponseFormatter
 from nanoinfer.server.generate_formatter import GenerateFormatter, generate_request
 from nanoinfer.server.generation import GenerationRequest
+from nanoinfer.server.generation_response import GenerationResponse
 from nanoinfer.server.protocol import (
     ChatRequest,
     ChatTemplateFields,

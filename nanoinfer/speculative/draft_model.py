@@ -111,13 +111,13 @@ class DraftModel:
         likeliest, steps = only_likeliest(reqs), 0  # those that are made
         rows = np.array([req.req_pool_idx for req in reqs], dtype=np.int32)
         ends = np.array([req.num_tokens for req in reqs])
-        can_run_ahead = all(chooses_by_itself(req) for req in reqs)
+        can_run_multi_step = all(chooses_by_itself(req) for req in reqs)
         while asked := [i for i, count in enumerate(counts) if count > steps]:
             ahead = [DraftView(reqs[i], steps) for i in asked]
             if steps or sum(starts) + len(reqs) == ends.sum():
                 tokens = np.array([req.token_ids.item(req.num_tokens - 1) for req in ahead])
                 batch = self._decode(tokens, rows[asked], ends[asked] - 1 + steps, likeliest)
-                if can_run_ahead and self._run_ahead(batch, ahead, asked, counts):
+                if can_run_multi_step and self._run_multi_step(batch, ahead, asked, counts):
                     return frozenset(asked)
                 logits = self._runner.forward_batch(batch).to_sample
             else:
@@ -130,7 +130,7 @@ class DraftModel:
             steps += 1
         return frozenset()
 
-    def _run_ahead(
+    def _run_multi_step(
         self, batch: ForwardBatch, reqs: Sequence[DraftView], asked: Sequence[int], total: list[int]
     ) -> bool:
         """Optimisation: all drafts of `reqs` that are missing, without returning to Python between the passes, the first of
@@ -150,7 +150,7 @@ class DraftModel:
             indices = [req.num_output_tokens + step for step in range(steps) for req in reqs]
             numbers = uniform(seeds, indices).reshape(steps, len(reqs))
         temperatures = np.array([req.params.temperature for req in reqs], dtype=np.float32)
-        tokens = captured.run_ahead(batch, np.array(counts) + 1, temperatures, numbers)
+        tokens = captured.run_multi_step(batch, np.array(counts) + 1, temperatures, numbers)
         if tokens is None:
             return False
         for i, (req, count) in enumerate(zip(reqs, counts, strict=True)):

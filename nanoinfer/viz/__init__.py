@@ -58,13 +58,12 @@ else:
     from nanoinfer.viz.picture import Picture
     from nanoinfer.viz.rows import request_rows
     from nanoinfer.viz.sheet import Sheet
-    from nanoinfer.viz.slots import allocator_marks, owners, slot_map
+    from nanoinfer.viz.slots import owners, slot_map
     from nanoinfer.viz.tree import radix_tree
 
 __all__ = [
     "Picture",
     "Sheet",
-    "allocator_marks",
     "attention_mask",
     "attention_steps",
     "bars",

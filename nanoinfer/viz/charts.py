@@ -25,14 +25,12 @@ def bars(
     *,
     unit: str,
     compare: str | None = None,
-    colours: Sequence[str] = (),
     **heading: Unpack[Heading],
 ) -> Picture:
     """One bar per label, its number in `unit` at its end; with `compare="label"` also how many times that bar it is.
 
-    `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. `colours`: labels of
-    groups in the order of their colours, if that is not the order of the bars. Raises ValueError for no values, negative or
-    infinite ones, and a `compare` that is no label or is 0 (there is none in groups).
+    `{group: {label: number}}` draws the bars of a group together, the same colour for the same label. Raises ValueError for
+    no values, negative or infinite ones, and a `compare` that is no label or is 0 (there is none in groups).
     """
     nested = any(isinstance(value, Mapping) for value in values.values())
     given: Mapping[str, Any] = values if nested else {"": values}
@@ -50,7 +48,7 @@ def bars(
     }
     sheet = Sheet(**heading)
     labels = list(dict.fromkeys(label for labelled in groups.values() for label in labelled))
-    of_label = {label: BARS[i % 4] for i, label in enumerate(dict.fromkeys([*colours, *labels]))}
+    of_label = {label: BARS[i % 4] for i, label in enumerate(labels)}
     beside = labels if "" in groups else list(groups)
     gutter = min(max(text_width(label) for label in beside) + 14, 280)
     x0 = sheet.left + gutter

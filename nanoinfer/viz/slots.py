@@ -1,18 +1,17 @@
-"""slot_map, allocator_marks: every slot of the TokenToKVPool by its owner, and how the lowest free ones are found."""
+"""slot_map: every slot of the TokenToKVPool by its owner."""
 
 from collections.abc import Mapping
-from typing import Unpack, cast
+from typing import Unpack
 
 import numpy as np
 
 from nanoinfer.cache.indices import Indices
-from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.memory_pool import TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.engine.engine import Engine
 from nanoinfer.viz.facts import request_labels
-from nanoinfer.viz.lettering import SMALL, TINY
-from nanoinfer.viz.palette import MUTED, PLAIN, ROLES, Style, owner_style
+from nanoinfer.viz.lettering import SMALL
+from nanoinfer.viz.palette import MUTED, ROLES, Style, owner_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import checked_slots, count, runs, span
@@ -149,65 +148,3 @@ def _grid(sheet: Sheet, pool: TokenToKVPool, owner: np.ndarray, styles: list[Sty
     if group > 1:
         most = "the colour of most of them; a mistake in any one of them always shows"
         sheet.caption(f"One cell stands for {group} slots and has {most}.")
-
-
-MOST_BLOCKS = 16
-MOST_MARKS = 26  # of the block that is looked into
-BEFORE = 4  # marks drawn in front of the first free one
-GUTTER = 118.0
-
-
-def allocator_marks(allocator: SlotAllocator | TokenToKVPool | ReqToTokenPool, **heading: Unpack[Heading]) -> Picture:
-    """The marks of an allocator, 1 for free and 0 for taken: one per block above, one per page of the block below.
-
-    The first 1 above is where a search begins, and the first 1 below it is the lowest free page. `allocator`: a
-    SlotAllocator, or a pool, which has one.
-    """
-    own = allocator if hasattr(allocator, "_is_free") else getattr(allocator, "_slots", None) or allocator._rows  # type: ignore[union-attr]
-    found = cast(SlotAllocator, own)
-    # Pages in a block, as the class's own module or notebook has it.
-    per_block = int(getattr(type(found).alloc, "__globals__", {}).get("BLOCK", BLOCK))
-    unit = "slot" if found.page_size == 1 else f"page of {found.page_size} slots"
-    sheet = Sheet(default_title=f"One mark per block, one mark per {unit}", **heading)
-    marks, blocks = found._is_free, found._block_is_free
-    free, x0, width, shown = np.flatnonzero(marks), sheet.left + GUTTER, 44.0, min(len(blocks), MOST_BLOCKS)
-    first = int(free[0]) if free.size else None
-    _marks(sheet, "mark per block", blocks[:shown], 0, width, "block", None if first is None else first // per_block)
-    for i in range(0, shown, 1 if per_block < 10 else 2):
-        name = span(i * per_block, min((i + 1) * per_block, len(marks)) - 1)
-        sheet.text(x0 + (i + 0.5) * width, sheet.y + 32, name, size=TINY, colour=MUTED, ha="center")
-    sheet.y += 48
-    said = f"{count(int(np.count_nonzero(blocks)), 'block')} of {len(blocks)} marked as having a free page"
-    if first is None:
-        said = f"no page is free, and {said}"
-    else:
-        block, end_of_block = first // per_block, min((first // per_block + 1) * per_block, len(marks))
-        start = max(block * per_block, first - BEFORE)
-        end = min(end_of_block, start + MOST_MARKS)
-        cell = min(28.0, (sheet.right - x0 - 80) / (end - start))
-        if block < shown:  # from the block that is looked into, a line to each end of its marks
-            for left, to in ((x0 + block * width, x0), (x0 + (block + 1) * width, x0 + (end - start) * cell)):
-                sheet.line([left, to], [sheet.y - 8, sheet.y + 8], line=0.8, style=":")
-        sheet.y += 24
-        _marks(sheet, f"block {block}: its marks", marks[start:end], start, cell, "mark", first)
-        for i in range(start, end, 1 if cell > 26 else 2):
-            x = x0 + (i - start + 0.5) * cell
-            sheet.text(x, sheet.y - 7, str(i), size=TINY, colour=MUTED, ha="center", width=cell * 2)
-        if end < end_of_block:
-            sheet.text(x0 + (end - start) * cell + 6, sheet.y + 12, "…", colour=MUTED)
-        sheet.y += 40
-        said += f"; first free mark {first} in block {block}"
-    sheet.legend([(PLAIN, "1: free"), (ROLES["in_use"], "0: in use")], marked="marked: what the search finds")
-    return sheet.picture(f"{count(found.size, found.name)}, {found.available_size():,} free; {said}.")
-
-
-def _marks(
-    sheet: Sheet, label: str, marks: np.ndarray, start: int, width: float, kind: str, marked: int | None
-) -> None:
-    sheet.text(sheet.left, sheet.y + 12, label, size=SMALL)
-    for i, mark in enumerate(marks.tolist(), start):
-        x, style = sheet.left + GUTTER + (i - start) * width, PLAIN if mark else ROLES["in_use"]
-        sheet.cell(x, sheet.y, width, 24, style, str(int(mark)), edge="#8a8a8a", name=f"{kind} {i}")
-    if marked is not None and marked - start < len(marks):
-        x = sheet.left + GUTTER + (marked - start) * width
-        sheet.rect(x + 1, sheet.y + 1, width - 2, 22, edge=ROLES["highlight"].face, line=2.4, name=f"found {kind}")

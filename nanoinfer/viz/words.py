@@ -38,12 +38,12 @@ def count(number: int, noun: str) -> str:
 
 
 def num_bytes(size: float) -> str:
-    """Bytes as B, KiB, MiB or GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
+    """Bytes as B, kB, MB or GB (a kB is 1,000 bytes)."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
             return f"{size:,.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def percent(part: float, whole: float) -> str:

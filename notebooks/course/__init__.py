@@ -13,7 +13,7 @@ Workloads that are counted in steps are in workloads.py: `from notebooks.course.
 Pictures of single notebooks are in pictures/: `from notebooks.course import pictures`.
 Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
 
-In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Match a prefix")`, `expect`,
+In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Split a node")`, `expect`,
 `expect_equal`, and `compare` (tables.py), which runs cases, and knows usual mistakes by what they give.
 """
 

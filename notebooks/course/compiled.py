@@ -1,10 +1,7 @@
-"""Cpp: a few lines of C++ from a notebook, compiled as the package compiles its kernels; if_compiled: to go on without."""
+"""Cpp: a few lines of C++ from a notebook, compiled as the package compiles its kernels; machine_roof: the two limits of a
+thread; if_compiled: to go on without a compiler."""
 
 import ctypes
-import faulthandler
-import os
-import select
-import signal
 import subprocess
 import tempfile
 import time
@@ -38,16 +35,15 @@ class Cpp:
     """The `extern "C"` functions of `source`: `Cpp(source).product(x, w, y, 3)` calls its `product`.
 
     Arrays of numpy are passed as pointers, integers as `long`, floats as `double`; nothing is returned.
-    `flags`: more flags for the compiler. KernelsUnavailableError when there is no compiler; ValueError with the compiler's
-    first error when it does not compile.
+    KernelsUnavailableError when there is no compiler; ValueError with the compiler's first error when it does not compile.
     """
 
-    def __init__(self, source: str, *flags: str):
+    def __init__(self, source: str):
         command = compiler()
         with tempfile.TemporaryDirectory(prefix="nanoinfer-") as folder:
             file, library = Path(folder) / "source.cpp", Path(folder) / "source.so"
             file.write_text(source, encoding="utf-8")
-            words = [*command, *compile_flags(), *flags, "-shared", str(file), "-o", str(library)]
+            words = [*command, *compile_flags(), "-shared", str(file), "-o", str(library)]
             result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
             if result.returncode:
                 lines = result.stderr.replace(f"{file}:", "line ").strip().splitlines() or ["no message"]
@@ -62,49 +58,6 @@ class Cpp:
         function.restype = None
         return lambda *arguments: function(*map(_as_c, arguments))
 
-    def outcome(self, name: str, *arguments: Any, result: np.ndarray, seconds: float = 10.0) -> np.ndarray | str:
-        """Call `name` in a child process, which it may end or never leave, and return what is in `result` after the call.
-
-        A str says what happened instead. Nothing changes in this process.
-        """
-        readable, writable = os.pipe()
-        child = os.fork()
-        if child == 0:  # it must not return: whatever this process would do at its end, the child must not
-            try:
-                faulthandler.disable()  # a crash is an answer here
-                os.close(readable)
-                getattr(self, name)(*arguments)
-                with os.fdopen(writable, "wb") as pipe:
-                    pipe.write(result.tobytes())
-            finally:
-                os._exit(0)
-        os.close(writable)
-        with os.fdopen(readable, "rb") as pipe:
-            content = _until(pipe.fileno(), time.monotonic() + seconds)
-        if content is None:
-            os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-        if content is None:
-            return f"doesn't end within {seconds:.0f} seconds"
-        if os.WIFSIGNALED(status):
-            return (
-                f"ends the process ({signal.Signals(os.WTERMSIG(status)).name}): it reads or writes outside its arrays"
-            )
-        if len(content) != result.nbytes:
-            return "ends the process"
-        return np.frombuffer(content, result.dtype).reshape(result.shape).copy()
-
-
-def _until(descriptor: int, deadline: float) -> bytes | None:
-    """What is written to a pipe until its other end is closed; None if that takes longer."""
-    parts: list[bytes] = []
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select([descriptor], [], [], left)[0]:
-            if not (part := os.read(descriptor, 1 << 16)):
-                return b"".join(parts)
-            parts.append(part)
-    return None
-
 
 def _as_c(argument: Any) -> Any:
     if isinstance(argument, np.ndarray):
@@ -112,3 +65,44 @@ def _as_c(argument: Any) -> Any:
             raise ValueError("an array must be contiguous to be passed to C++: use np.ascontiguousarray")
         return ctypes.c_void_p(argument.ctypes.data)
     return ctypes.c_double(argument) if isinstance(argument, float) else ctypes.c_long(argument)
+
+
+LIMITS = """
+#if defined(__AVX512F__)
+constexpr int LANES = 16;  // numbers in a vector
+#else
+constexpr int LANES = 8;
+#endif
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
+extern "C" void registers_only(long rounds, float* numbers, long* flop) {
+    constexpr int SUMS = 12;  // each starts with another number, or the compiler would compute one for all
+    Floats sums[SUMS], a = Floats{} + numbers[0], b = Floats{} + numbers[1];
+    for (int s = 0; s < SUMS; s++) sums[s] = Floats{} + (float)s;
+    for (long i = 0; i < rounds; i++)
+        for (int s = 0; s < SUMS; s++) sums[s] = sums[s] * a + b;
+    for (int s = 0; s < SUMS; s++) numbers[s] = sums[s][0];
+    *flop = 2 * rounds * SUMS * LANES;
+}
+extern "C" void read_only(const float* numbers, long count, float* result) {
+    Floats sums[4] = {};
+    for (long i = 0; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int s = 0; s < 4; s++) sums[s] += *(const Floats*)(numbers + i + s * LANES);
+    *result = (sums[0] + sums[1] + sums[2] + sums[3])[0];
+}
+"""
+
+
+def machine_roof(count: int) -> tuple[float, float]:
+    """The limits of one thread, each from the fastest run of a loop that does nothing else: floating-point operations per
+    second, in registers, and bytes per second, reading `count` floats from memory."""
+    loops, flop, total = Cpp(LIMITS), np.zeros(1, np.int64), np.zeros(1, np.float32)
+    some, many = np.full(12, 0.5, np.float32), np.ones(count, np.float32)
+    arithmetic, reading = [], []
+    for _ in range(20):
+        start = time.perf_counter()
+        loops.registers_only(100_000, some, flop)
+        middle = time.perf_counter()
+        loops.read_only(many, count, total)
+        arithmetic.append(middle - start)
+        reading.append(time.perf_counter() - middle)
+    return float(flop[0]) / min(arithmetic), many.nbytes / min(reading)

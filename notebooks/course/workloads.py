@@ -66,14 +66,17 @@ class Run:
 
 
 def new_engine(
-    scheduler: Callable[..., Scheduler] = Scheduler, clock: Callable[[], float] = time.perf_counter, **settings: Any
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    clock: Callable[[], float] = time.perf_counter,
+    model: LoadedModel | None = None,
+    **settings: Any,
 ) -> Engine:
-    """An engine around the story model: 4 rows, 1,024 slots, in order of arrival, no chunks, unless `settings` (of
-    EngineConfig) say otherwise. `scheduler`: a class to use in place of the package's."""
+    """An engine around the story model, or `model`: 4 rows, 1,024 slots, in order of arrival, no chunks, unless `settings`
+    (of EngineConfig) say otherwise. `scheduler`: a class to use in place of the package's."""
     defaults: dict[str, Any] = {"max_running_requests": 4, "max_total_tokens": 1024, "max_context_len": 1024}
     defaults |= {"schedule_policy": "fcfs", "chunked_prefill_size": None, "random_seed": 0}
     config = EngineConfig(**(defaults | settings))
-    engine = make_engine(_story(), config, clock)
+    engine = make_engine(model or _story(), config, clock)
     engine.scheduler = scheduler(config, engine.cache, clock)
     return engine
 

@@ -169,6 +169,7 @@ def test_it_prints_a_line_per_policy_and_writes_and_draws_them(
     assert capsys.readouterr().out in printed
 
 
+@pytest.mark.slow  # two processes import torch
 def test_processes_give_the_same_results(tmp_path: Path) -> None:
     words = ["sweep", "--replicas", 1, 2, "--policy", "round-robin", *SHORT]
     for count in (1, 2):

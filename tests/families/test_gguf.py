@@ -10,12 +10,14 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
+from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.gguf import gguf_tensors
 from nanoinfer.model.layers.grouped_weights import GroupedWeights
 from nanoinfer.model.layers.linear import Linear
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.weights import checkpoint_targets
+from tests.helpers.any_decoder import expected_of, save_any
 from tests.helpers.checkpoints import greedy
 from tests.helpers.families import LINEAR_ROPE, LLAMA3_ROPE, YARN_ROPE
 from tests.helpers.gguf_files import rounded, write_gguf
@@ -113,6 +115,20 @@ def test_weights_in_few_bits_are_used_as_they_are(
     linear = [module.weights for module in loaded.model.modules() if isinstance(module, Linear)]
     assert all(isinstance(weights, GroupedWeights) for weights in linear)
     compare_all_passes(loaded, oracle(rounded(path, tmp_path / "rounded", kind)), page_size=1, relative=0.1)
+
+
+@pytest.mark.parametrize("name", ["stablelm", "nemotron"])
+def test_a_file_of_an_architecture_that_only_transformers_knows_runs_on_its_network(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    expected = expected_of(save_any(folder, name, {}))
+    llm = LLM(write_gguf(folder, tmp_path / "model.gguf"), max_total_tokens=512)
+    assert llm.model.implementation.name == "transformers"
+    params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True, prompt_logprobs=True)
+    for out, each in zip(llm.generate([each.prompt for each in expected], params), expected, strict=True):
+        assert out.token_ids == each.tokens
+        assert out.prompt_logprobs[1:] == pytest.approx(each.prompt_logprobs, abs=1e-3)
+    llm.shutdown()
 
 
 def test_what_is_asked_for_is_made_of_the_decoded_weights(

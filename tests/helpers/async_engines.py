@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from nanoinfer import LLM, AsyncEngine, Engine, SamplingParams
-from nanoinfer.engine.calls import Calls
+from nanoinfer.engine.sync_client import SyncClient
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.layers.logits_processor import LogitsOutput
 from tests.helpers.engines import V, make_engine
@@ -60,7 +60,7 @@ def with_barrier(open_at_once: bool = True, **options: Any) -> tuple[Engine, Pas
 
 def llm_around(engine: Engine) -> LLM:
     llm = LLM.__new__(LLM)
-    llm.engine, llm.config, llm._calls = engine, engine.config, Calls(engine)
+    llm.engine, llm.config, llm._calls = engine, engine.config, SyncClient(engine)
     return llm
 
 

@@ -42,7 +42,7 @@ def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata
             if projection in name:
                 heads = config["num_attention_heads" if projection == "q_proj" else "num_key_value_heads"]
                 array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if arch in ("gemma3", "nemotron") and name.endswith("norm.weight"):
             array = array + 1
         stored = Kind.F32 if array.ndim == 1 else kind
         writer.add_tensor(
@@ -79,11 +79,17 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"] or config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    if eps := config.get("rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(eps)
+    else:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_eps"])
     writer.add_eos_token_id(config["eos_token_id"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_value_length(head_dim)
+    rope = config["rope_parameters"]
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if top_k := config.get("num_experts_per_tok"):
         writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(top_k)
@@ -91,7 +97,6 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_expert_feed_forward_length(size)
         if size := config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(size)
-    rope = config["rope_parameters"]
     if local := rope.get("sliding_attention"):
         writer.add_rope_freq_base_swa(local["rope_theta"])
         rope = rope["full_attention"]

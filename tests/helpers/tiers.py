@@ -137,7 +137,7 @@ class DictOfFiles:
     def look(self) -> None:
         """Nobody else writes to it."""
 
-    def tell(self, sink: TierBlocks) -> None:
+    def attach(self, sink: TierBlocks) -> None:
         self._sink = sink
         for block in self._blocks.values():
             self._found(block)

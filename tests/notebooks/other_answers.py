@@ -1,11 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("3.4",
-     "def decode_attention(q, keys, values):\n    group = len(q) // keys.shape[1]\n"
-     "    heads = [h // group for h in range(len(q))]\n"
-     "    scores = torch.stack([keys[:, kv] @ q[h] for h, kv in enumerate(heads)]) / q.shape[1] ** 0.5\n"
-     "    return torch.stack([row.softmax(0) @ values[:, kv] for row, kv in zip(scores, heads)])"),
     ("4.2",
      "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
      "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
@@ -16,32 +11,32 @@ OTHERS: list[tuple[str, str]] = [
     ("6.3",
      "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
      "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
-    ("12.2",
+    ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
      "    return max(1, ceil(weights * weight_bytes / bandwidth / gap)) if gap > 0 else None\n"),
-    ("12.2",
+    ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
      "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
      "        n += 1\n    return n\n"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
      "weight.tensor_split(parts, 1))])"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
-    ("12.5",
+    ("12.2",
      "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
      "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
      "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
      "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
-    ("13.2",
+    ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
      "        y[rows] = torch.einsum('ti,ri,or->to', x[rows], a[i], b[i]) * scales[i]\n    return y"),
-    ("13.4",
+    ("13.2",
      "def cache_key(adapter, extra_key):\n    return (-1 if adapter is None else adapter.id), extra_key\n"),
     ("14.1",
      "def lookup(tokens, shortest, count):\n    best = []\n    size = 0\n    for at in range(1, len(tokens)):\n"
@@ -58,20 +53,7 @@ OTHERS: list[tuple[str, str]] = [
      "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
      "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
      "1] + 1e-12:\n            best = k\n    return best\n"),
-    ("14.4",
-     "def decode_rows(rows, starts, ends):\n    counts = np.array(ends) - starts\n"
-     "    lens = np.concatenate([np.arange(s + 1, e + 1) for s, e in zip(starts, ends)])\n"
-     "    return np.repeat(rows, counts).tolist(), lens.tolist()\n"),
-    ("15.1",
-     "def mask_of(arrows, accepting, state, tokens, end):\n    def walk(at, text):\n"
-     "        return at if at is None or not text else walk(arrows.get((at, text[0])), text[1:])\n"
-     "    mask = [text != '' and walk(state, text) is not None for text in tokens]\n"
-     "    mask[end] = state in accepting\n    return np.array(mask)"),
-    ("15.3",
-     "def apply_bits(scores, rows, masks):\n    V = scores.shape[1]\n    if len(rows):\n"
-     "        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder='little', count=V)\n"
-     "        scores[rows] = scores[rows].masked_fill(torch.from_numpy(bits == 0), -torch.inf)"),
-    ("15.4",
+    ("15.2",
      "def forced(bits_of, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
      "        row = bits_of(state).view(np.uint32)\n"
      "        ids = [32 * w + b for w in range(len(row)) for b in range(32) if int(row[w]) >> b & 1]\n"
@@ -108,8 +90,6 @@ OTHERS: list[tuple[str, str]] = [
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
     ("17.3",
-     "def losing_burst():\n    return [(0, i % 2) for i in range(12)]"),
-    ("17.4",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
@@ -120,11 +100,6 @@ OTHERS: list[tuple[str, str]] = [
      "    def died(self, replica):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if k[0] != replica}\n\n"
      "    def size(self):\n        return len(self.sent_at)"),
-    ("17.5",
-     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
-     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
-     "    first, group = part * each, query_heads // kv_heads\n"
-     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
     ("18.1",
      "def block_table(row, page_size, width):\n    table = []\n    for n in range(0, len(row), page_size):\n"
      "        part = row[n : n + page_size]\n        for i, slot in enumerate(part):\n"
@@ -168,4 +143,9 @@ OTHERS: list[tuple[str, str]] = [
      "    found = list(struct.unpack(f'<{n}I', data[20 : 20 + 4 * n]))\n"
      "    same = (name, count, found) == (fingerprint, n, tokens)\n"
      "    return data[20 + 4 * n : -32] if same else None"),
+    ("21.1",
+     "def heads_of(part, parts, query_heads, kv_heads):\n    each, rest = divmod(query_heads, parts)\n"
+     "    if rest:\n        raise ValueError(f'{query_heads} heads, {parts} processes')\n"
+     "    first, group = part * each, query_heads // kv_heads\n"
+     "    return list(range(first, first + each)), list(range(first // group, (first + each - 1) // group + 1))"),
 ]  # fmt: skip

@@ -67,7 +67,7 @@ def test_a_batch_is_filled_up_with_padding_that_stores_nothing(checkpoint: Check
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("count", "likeliest"), [(1, True), (3, True), (3, False), (17, False)])
-def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
+def test_a_multi_step_run_chooses_the_tokens_of_passes_one_by_one(
     count: int, likeliest: bool, dtype: torch.dtype, checkpoint: Checkpoint
 ) -> None:
     """Some greedy, some drawn; each request stops at its own count, and what is behind stays as it was."""
@@ -84,7 +84,7 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
     for row, length, slots in zip(some.rows.tolist(), some.lens.tolist(), free, strict=True):
         table[row, length : length + steps] = torch.from_numpy(slots)
     batch = some.batch(only_likeliest=likeliest, size_varies=True)
-    assert passes.run_ahead(batch, counts, temperatures, numbers) is None, "nothing is captured yet"
+    assert passes.run_multi_step(batch, counts, temperatures, numbers) is None, "nothing is captured yet"
 
     kernels, wanted, ids, lens, slots = runner.model.kernels, [], some.ids, some.lens, some.slots
     for step in range(steps):
@@ -101,7 +101,7 @@ def test_passes_that_run_ahead_choose_the_tokens_of_passes_one_by_one(
     for layer in range(3):
         pool.get_key_buffer(layer)[free.reshape(-1)] = 7.0
 
-    got = passes.run_ahead(batch, counts, temperatures, numbers)
+    got = passes.run_multi_step(batch, counts, temperatures, numbers)
     assert got.shape == (steps, count)
     for i in range(count):
         assert got[: counts[i], i].tolist() == [int(tokens[i]) for tokens in wanted[: counts[i]]]

@@ -83,7 +83,7 @@ def test_a_rank_that_fails_is_named_and_says_why_on_standard_error(
         pytest.raises(RankError, match=r"rank 1 of 2 \(process \d+\) has ended with exit code 1"),
         ranks.doing(Message("load", {"model": "nowhere", "device": "cpu", "threads": 1})),
     ):
-        ranks.communicator.meet()
+        ranks.communicator.barrier()
     with pytest.raises(RankError, match="exit code 1"), ranks.doing(Message("end")):
         pass
     said = capfd.readouterr().err

@@ -96,13 +96,13 @@ def test_messages_of_any_length_arrive() -> None:
     class Listener(ThreadWorkers):
         def _run(self, rank: int) -> None:
             communicator = ThreadCommunicator(room, rank)
-            heard.extend(communicator.listen() for _ in lengths)
+            heard.extend(communicator.receive() for _ in lengths)
 
     lengths = [0, 1, 8183, 8184, 8185, 100_000]
     workers = Listener(room)
     sent = [bytes(i % 251 for i in range(length)) for length in lengths]
     for message in sent:
-        ThreadCommunicator(room, 0).tell(message)
+        ThreadCommunicator(room, 0).send(message)
     workers.end(patiently=True)
     assert heard == sent
 

@@ -165,7 +165,7 @@ class ThreeTiers(TierModel):
         assert self.disk.is_ready(req)
         if end > above:
             self.naive.evict(tokens[:end], key, start)
-            assert self.disk.landed[req] == above
+            assert self.disk.fetched_from[req] == above
 
     @rule()
     def save(self) -> None:
@@ -195,7 +195,7 @@ def test_the_tiers_hold_what_dictionaries_of_prefixes_would(model: type[TierMode
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25))
 
 
-class ToldTiers(ThreeTiers):
+class ReportedTiers(ThreeTiers):
     """A feed begins some time. One reader reads everything, one loses batches."""
 
     events_per_block = 1
@@ -210,7 +210,9 @@ class ToldTiers(ThreeTiers):
     @rule(now=st.booleans())
     def begin(self, now: bool) -> None:
         if self.feed is None and now:
-            self.feed = BlockFeed(self.cache.radix_cache, self.size, below=self.next_tier.tell, clock=lambda: 0.0)
+            self.feed = BlockFeed(
+                self.cache.radix_cache, self.size, below=self.next_tier.event_sinks, clock=lambda: 0.0
+            )
             self.careful, self.careless = FeedReader(self.feed), FeedReader(self.feed)
 
     @rule(lost=st.integers(0, 3))
@@ -271,13 +273,13 @@ class ToldTiers(ThreeTiers):
 @pytest.mark.parametrize(("page_size", "events_per_block"), [(1, 1), (4, 4), (32, 2)])
 def test_events_the_tree_and_its_tiers_agree(page_size: int, events_per_block: int) -> None:
     fields: dict[str, Any] = {"page_size": page_size, "events_per_block": events_per_block}
-    machine = type("Machine", (ToldTiers,), fields)
+    machine = type("Machine", (ReportedTiers,), fields)
     run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=25))
 
 
 def test_a_model_has_blocks_in_all_three_media() -> None:
     """Or else the test above would prove little."""
-    machine = ToldTiers()
+    machine = ReportedTiers()
     machine.start(2, "lru")
     machine.begin(True)
     for stem in (0, 1, 2):

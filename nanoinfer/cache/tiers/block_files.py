@@ -94,8 +94,8 @@ class BlockFiles:
         for file in found.keys() - self.sizes.keys() - self._refused:
             self._find(file, found[file])
 
-    def tell(self, sink: TierBlocks) -> None:
-        """Tell `sink` of all blocks, and from now on which come and go. The beginning of every file is read."""
+    def attach(self, sink: TierBlocks) -> None:
+        """Report all blocks to `sink`, and from now on which come and go. The beginning of every file is read."""
         self._sink = sink
         for file, size in list(self.sizes.items()):
             self._find(file, size)

@@ -60,14 +60,14 @@ class BlockIndex:
             raise ValueError(f"size={size}: must be a positive multiple of block_size={block_size}")
         self.size, self.block_size, self._leaving = size, block_size, leaving
         self.first_digest: Callable[[Hashable], bytes | None] = lambda _: None
-        self.listener: TierBlocks | None = None  # who is told which blocks come and go
+        self.sink: TierBlocks | None = None  # gets an event for each block that comes or goes
         self._held: OrderedDict[Block, None] = OrderedDict()  # those with slots, the least recently used first
         self.clear()
 
     def clear(self) -> None:
         """Forget all blocks."""
-        if self.listener is not None:
-            self.listener.remove(self)
+        if self.sink is not None:
+            self.sink.remove(self)
         for block in self._held:  # others may still know them
             block.start = None
         self._free = list(range(0, self.size, self.block_size))  # where blocks may begin: a heap, the lowest first
@@ -122,14 +122,14 @@ class BlockIndex:
             self._drop(oldest)
             left.append(oldest)
         added = needed[: len(self._free)]
-        for i in added:  # only now: whoever is told of a block that leaves may look at those before it
+        for i in added:  # only now: the sink may look, when a block leaves, at those before it
             path[i].start = heappop(self._free)
             self._held[path[i]] = None
         self._touch(path)
         for block in (*left, *path[-1:]):
             self._prune(block)
-        if added and self.listener is not None:
-            self._tell(tokens, extra_key, [(path[i], i) for i in added])
+        if added and self.sink is not None:
+            self._report(tokens, extra_key, [(path[i], i) for i in added])
         positions = np.array(added, dtype=np.int64) * size
         return self.slots_of(positions), self.slots_of(np.array([path[i].start for i in added], dtype=np.int64))
 
@@ -140,12 +140,12 @@ class BlockIndex:
                 if block.start is not None:
                     self._drop(block)
 
-    def tell(self, listener: TierBlocks) -> None:
-        """Tell `listener` of all blocks that are held, and from now on which come and go."""
-        self.listener = listener
+    def attach(self, sink: TierBlocks) -> None:
+        """Report all blocks that are held to `sink`, and from now on which come and go."""
+        self.sink = sink
         for block in self:
             tokens, extra_key = self.tokens_of(block)
-            self._tell(tokens, extra_key, [(block, len(tokens) // self.block_size - 1)])
+            self._report(tokens, extra_key, [(block, len(tokens) // self.block_size - 1)])
 
     def tokens_of(self, block: Block) -> tuple[np.ndarray, Hashable]:
         """All tokens from the sequence's start to the block's end, int64, and their `extra_key`."""
@@ -220,12 +220,12 @@ class BlockIndex:
         heappush(self._free, block.start)
         block.start = None
         del self._held[block]
-        if self.listener is not None:
-            self.listener.remove([block])
+        if self.sink is not None:
+            self.sink.remove([block])
 
-    def _tell(self, tokens: np.ndarray, extra_key: Hashable, blocks: list[tuple[Block, int]]) -> None:
-        assert self.listener is not None
-        self.listener.store(tokens, namespace_of(extra_key), adapter_of(extra_key), blocks)
+    def _report(self, tokens: np.ndarray, extra_key: Hashable, blocks: list[tuple[Block, int]]) -> None:
+        assert self.sink is not None
+        self.sink.store(tokens, namespace_of(extra_key), adapter_of(extra_key), blocks)
 
     def _prune(self, block: Block) -> None:
         """Forget a block without K/V that leads nowhere, and those before it for which that is now true, too."""

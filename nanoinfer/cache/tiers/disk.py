@@ -82,7 +82,7 @@ class DiskTier:
         self._offered: dict[str, Run] = {}  # what waits for the writer, by the names of its blocks
         self._reads: dict[Req, InFlightRead] = {}
         self._reading_since: float | None = None  # the file that the reader is at
-        self.landed: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
+        self.fetched_from: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # from where on K/V has come for a request
         self._asked: WeakKeyDictionary[Req, int] = WeakKeyDictionary()  # for which of their admissions
         self._is_closed, self._looked_at = False, clock()
         host.next_tier, host.index.first_digest, self.first_digest = self, first_digest, first_digest
@@ -110,14 +110,15 @@ class DiskTier:
         self._looked_at = self._clock()
         return self._submit(self._writer, self.files.look)
 
-    def tell(self, event_block_size: int, changed: Callable[[], object]) -> TierBlocks:
-        """Who tells, from now on, which blocks are in files. What is there already is read first, in the writer's thread.
+    def event_sink(self, event_block_size: int, changed: Callable[[], object]) -> TierBlocks:
+        """A sink that reports, from now on, which blocks are in files. What is there already is read first, in the writer's
+        thread.
 
-        Files with K/V of adapters are not told of: they name an adapter by its content, and routers by its name.
+        Files with K/V of adapters are left out: they name an adapter by its content, and routers by its name.
         """
-        told = TierBlocks(DISK, self._size, event_block_size, changed)
-        self._submit(self._writer, self.files.tell, told)
-        return told
+        sink = TierBlocks(DISK, self._size, event_block_size, changed)
+        self._submit(self._writer, self.files.attach, sink)
+        return sink
 
     # --- up: the prefetch gate ---------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class DiskTier:
         if end > read.above:
             self._host.put(req.token_ids[:end], req.extra_key, read.start, kv)
             self.fetched_tokens += end - read.above
-            self.landed[req] = read.above
+            self.fetched_from[req] = read.above
 
     def _read(self, tokens: np.ndarray, extra_key: Hashable, start: int) -> np.ndarray:
         """In the reader's thread: K/V of `tokens` from `start` on, up to the first block that cannot be used."""

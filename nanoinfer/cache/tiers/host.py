@@ -80,9 +80,9 @@ class HostTier(TreeObserver):
         """
         cache, tokens, start = self._cache, req.reusable_tokens, req.prefix_len
         end = self.index.reach(tokens, req.extra_key, start)
-        landed = {} if self.next_tier is None else self.next_tier.landed
+        fetched_from = {} if self.next_tier is None else self.next_tier.fetched_from
         if end == start:
-            landed.pop(req, None)  # should it be fetched later, it comes from host memory
+            fetched_from.pop(req, None)  # should it be fetched later, it comes from host memory
             return {}
         slots = cache.alloc_slots(end - start)  # this may make blocks leave
         try:
@@ -94,7 +94,7 @@ class HostTier(TreeObserver):
             cache.token_to_kv_pool.free(slots)
             raise
         cache.token_to_kv_pool.free(slots[end - start :])
-        middle = min(max(landed.pop(req, end), start), end)
+        middle = min(max(fetched_from.pop(req, end), start), end)
         if end == start:
             return {}  # all of it had to leave to make room
         cache.unlock_prefix(req)
@@ -130,12 +130,12 @@ class HostTier(TreeObserver):
         finally:
             self._keeps = True
 
-    def tell(self, event_block_size: int, changed: Callable[[], object]) -> list[TierBlocks]:
-        """Who tells, from now on, which blocks are here, and who does so for the files below: see `BlockFeed.below`.
+    def event_sinks(self, event_block_size: int, changed: Callable[[], object]) -> list[TierBlocks]:
+        """Sinks that report, from now on, which blocks are here and which are in the files below: see `BlockFeed.below`.
         ValueError unless each block has whole blocks of `event_block_size` tokens."""
         here = TierBlocks(CPU, self.block_size, event_block_size, changed)
-        self.index.tell(here)
-        return [here] if self.next_tier is None else [here, self.next_tier.tell(event_block_size, changed)]
+        self.index.attach(here)
+        return [here] if self.next_tier is None else [here, self.next_tier.event_sink(event_block_size, changed)]
 
     def check_integrity(self) -> None:
         """RuntimeError unless every slot has exactly one owner. Visits all blocks."""

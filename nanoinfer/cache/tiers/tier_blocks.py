@@ -1,4 +1,4 @@
-"""TierBlocks: tells which blocks a tier below the pool holds, with its medium, as TreeBlocks does for the tree."""
+"""TierBlocks: reports which blocks a tier below the pool holds, with its medium, as TreeBlocks does for the tree."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator
@@ -28,7 +28,7 @@ class TierBlocks:
                 f"event_block_size={event_block_size}: must divide {tier_block_size}, the size of blocks in host memory"
             )
         self.medium, self.block_size, self._each = medium, event_block_size, tier_block_size // event_block_size
-        self._changed, self._told = changed, deque[Callable[[], None]]()
+        self._changed, self._unsent = changed, deque[Callable[[], None]]()
         self._held: dict[Hashable, BlockStored] = {}  # by the tier's name
         self._copies = Counter[int]()  # hash → how many of the tier's blocks have it
         self._events: list[BlockEvent] = []
@@ -38,18 +38,18 @@ class TierBlocks:
     ) -> None:
         """The tier holds K/V of these blocks of `tokens` (int64 `[k]`, from the sequence's beginning): their names, and
         how many blocks are before them. It may have said so before. `namespace`: its hash (see `namespace_hash`)."""
-        self._told.append(partial(self._store, tokens, namespace, adapter, list(blocks)))
+        self._unsent.append(partial(self._store, tokens, namespace, adapter, list(blocks)))
         self._changed()
 
     def remove(self, names: Iterable[Hashable]) -> None:
         """The tier holds these blocks no more. It may never have said that it did."""
-        self._told.append(partial(self._remove, list(names)))
+        self._unsent.append(partial(self._remove, list(names)))
         self._changed()
 
     def take(self) -> list[BlockEvent]:
         """The events since the last call."""
-        while self._told:
-            self._told.popleft()()
+        while self._unsent:
+            self._unsent.popleft()()
         events, self._events = self._events, []
         return events
 

@@ -61,7 +61,7 @@ struct Rows { int64_t *ids, *positions; int32_t *seq_lens, *slots; const int32_t
 // with `temperatures` [size] and `numbers` [steps][size]. Then the request moves on by one position, as `advance_step` does.
 // It becomes padding when it has counts[i] tokens, or when its logits hold NaN or infinity: then -1 comes in place of a token.
 template <class E>
-static void run_ahead_of(const Call* calls, long count, const Rows* rows, const int64_t* found,
+static void run_multi_step_of(const Call* calls, long count, const Rows* rows, const int64_t* found,
                          const typename E::T* logits, const float* temperatures, const double* numbers,
                          const int64_t* counts, int64_t* chosen, long steps, long size, long vocab) {
     std::vector<double> totals(size);

@@ -41,7 +41,7 @@ ARGUMENTS = {
     "store_rows": "PPPPPqqq",
     "store_int8": "PPPPPPPqqqq",
     "replay": "PqP",
-    "run_ahead": "PqPPPPPPPqqq",
+    "run_multi_step": "PqPPPPPPPqqq",
 }
 PRODUCTS = [name for name in ARGUMENTS if "linear" in name and name != "linear_argmax"]  # see Product
 

@@ -143,7 +143,7 @@ class Program:
         assert first.is_contiguous()
         assert not only_likeliest or self.outputs[1].dtype == torch.float32
         pointers = (ctypes.c_int64 * len(rows))(*(buffer.data_ptr() for buffer in rows))
-        function("run_ahead", torch.float32 if only_likeliest else first.dtype)(
+        function("run_multi_step", torch.float32 if only_likeliest else first.dtype)(
             ctypes.addressof(self._table),
             len(self.calls),
             ctypes.addressof(pointers),

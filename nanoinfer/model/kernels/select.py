@@ -34,7 +34,7 @@ def selected(chosen: Any, name: str, reason: str = "") -> Any:
 
 
 def selection_of(chosen: object) -> Selection:
-    """The Selection that `selected` gave to `chosen`; for an object that was made by hand, the name of its class."""
+    """The Selection that `selected` gave to `chosen`; for any other object, the name of its class."""
     selection = getattr(chosen, "selection", None)
     return selection if isinstance(selection, Selection) else Selection(type(chosen).__name__)
 

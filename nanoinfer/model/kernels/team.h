@@ -34,11 +34,11 @@ class Team {
     // which is the next to be taken (24 bits each).
     std::atomic<uint64_t> ticket{0};
     std::atomic<long> done{0};
-    std::atomic<int> sleepers{0}, epoch{0}, members{0}, taking_part{0};
+    std::atomic<int> sleepers{0}, epoch{0}, num_workers{0}, taking_part{0};
     std::atomic<bool> busy{false};
     struct Work { Run run; const void* body; } work[2];  // the current kernel's and the next one's, by the turn's parity
     long alone_until = 0, alone_for = ALONE;  // used by whoever has made the team busy
-    struct Member { pthread_t thread; std::atomic<bool> has_item{false}; long time_seen; } workers[MOST];
+    struct Worker { pthread_t thread; std::atomic<bool> has_item{false}; long time_seen; } workers[MOST];
 
     static long total_of(uint64_t t) { return t >> COUNT_BITS & LIMIT; }
     static long next_of(uint64_t t) { return t & LIMIT; }
@@ -91,9 +91,9 @@ class Team {
     }
 
     void hire(int wanted) {
-        for (; members < wanted; members++) {
-            Member& worker = workers[members];
-            if (pthread_create(&worker.thread, nullptr, member, (void*)(long)members.load())) return;
+        for (; num_workers < wanted; num_workers++) {
+            Worker& worker = workers[num_workers];
+            if (pthread_create(&worker.thread, nullptr, member, (void*)(long)num_workers.load())) return;
             pthread_detach(worker.thread);
         }
     }
@@ -112,7 +112,7 @@ class Team {
     }
 
     // The processor time of a worker, in nanoseconds.
-    static long time_of(const Member& worker) {
+    static long time_of(const Worker& worker) {
         clockid_t clock;
         return pthread_getcpuclockid(worker.thread, &clock) ? 0 : now(clock);
     }
@@ -139,8 +139,8 @@ class Team {
 
   public:
     // After a fork the child has no workers; it hires its own when it needs them.
-    void forget_members() {
-        ticket = 0, sleepers = 0, members = 0, taking_part = 0;
+    void forget_workers() {
+        ticket = 0, sleepers = 0, num_workers = 0, taking_part = 0;
         busy = false;
     }
 
@@ -149,7 +149,7 @@ class Team {
         if (wanted > 1 && count <= LIMIT && !busy.exchange(true, std::memory_order_acquire)) {
             if (now() < alone_until) return busy.store(false, std::memory_order_release), run(body, 0, count);
             hire(wanted - 1);
-            taking_part.store(std::min(wanted - 1, members.load()), std::memory_order_relaxed);
+            taking_part.store(std::min(wanted - 1, num_workers.load()), std::memory_order_relaxed);
             work_together(run, body, count);
             busy.store(false, std::memory_order_release);
         } else {
@@ -160,7 +160,7 @@ class Team {
 
 inline Team team;
 inline void* Team::member(void* number) { team.live((int)(long)number); return nullptr; }
-__attribute__((constructor)) static void at_fork() { pthread_atfork(nullptr, nullptr, [] { team.forget_members(); }); }
+__attribute__((constructor)) static void at_fork() { pthread_atfork(nullptr, nullptr, [] { team.forget_workers(); }); }
 
 // Calls body(i) for i in 0 .. count - 1, on as many threads as torch may use. Returns when all have been done.
 template <class Body>

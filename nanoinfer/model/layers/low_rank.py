@@ -139,7 +139,7 @@ class CppLowRank:
         return _Packed(entry + [0] * (self.WORDS - len(entry)), len(below), tensors)
 
     def put(self, slot: int, packed: _Packed) -> bool:
-        """As in LowRankTable. A captured pass has room for the ranks of adapters that were here when it was captured."""
+        """As in LowRankTable. A captured graph has room for the ranks of adapters that were here when it was captured."""
         self._packed[slot], grown = packed, packed.ranks > self.most_ranks
         self.most_ranks = max(self.most_ranks, packed.ranks)
         self.table[slot] = packed.entry

@@ -66,12 +66,12 @@ class Communicator(ABC):
         """The same in every rank."""
         return _side_by_side(self._gather_all(_padded_bytes(x, max(widths))), x.dtype, widths)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Return when all ranks are here."""
         self._gather_all(torch.zeros(1, dtype=torch.int32))
 
-    def tell(self, message: bytes) -> None:
-        """Rank 0: send `message` to all others, which wait in `listen`."""
+    def send(self, message: bytes) -> None:
+        """Rank 0: send `message` to all others, which wait in `receive`."""
         frame = torch.zeros(FRAME, dtype=torch.uint8)
         head = len(message).to_bytes(_LENGTH, "little") + message[: FRAME - _LENGTH]
         frame[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -79,7 +79,7 @@ class Communicator(ABC):
         if rest := message[FRAME - _LENGTH :]:
             self.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8))
 
-    def listen(self) -> bytes:
+    def receive(self) -> bytes:
         """The other ranks: the next message of rank 0, however long it takes until it comes."""
         frame = torch.zeros(FRAME, dtype=torch.uint8)
         self.broadcast(frame)

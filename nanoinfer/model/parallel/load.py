@@ -119,7 +119,7 @@ def load_split_model(
         with ranks.doing(Message("load", values)):
             share = ModelShare(ranks.communicator, ranks)
             loaded = load_model(path, device=device_of(resolved.type, 0), split=share, **options)
-            ranks.communicator.meet()
+            ranks.communicator.barrier()
     except BaseException:
         ranks.close()
         raise

@@ -145,7 +145,7 @@ class Ranks:
         self._check()
         encoded = message.encode()
         try:
-            self.communicator.tell(encoded)
+            self.communicator.send(encoded)
             with self.communicator.together():
                 yield
         except BaseException as error:
@@ -160,7 +160,7 @@ class Ranks:
         if is_well:
             self.broken = RankError("the processes of the model have been shut down")
             try:
-                self.communicator.tell(Message("end").encode())
+                self.communicator.send(Message("end").encode())
             except RankError:  # one has ended already
                 self.workers.end(patiently=False)
         self.workers.end(patiently=True)

@@ -40,7 +40,7 @@ class SplitRunner(ModelRunner):
         self._sent = SentAdapters()
         names = ("max_total_tokens", "page_size", "kv_cache_dtype", "attention_backend", "max_adapters_on_device")
         with ranks.doing(Message("serve", {name: getattr(config, name) for name in names})):
-            ranks.communicator.meet()
+            ranks.communicator.barrier()
 
     @property
     def broken(self) -> BaseException | None:

@@ -43,7 +43,7 @@ class Worker:
             "adapter": self._put_adapter,
             "pass": self._compute,
         }
-        while (message := Message.decode(self._communicator.listen())).kind != "end":
+        while (message := Message.decode(self._communicator.receive())).kind != "end":
             with self._communicator.together():
                 actions[message.kind](message)
 
@@ -55,7 +55,7 @@ class Worker:
         if (threads := options.pop("threads")) is not None:
             torch.set_num_threads(threads)
         self._model = load_model(**options, split=ModelShare(self._communicator))
-        self._communicator.meet()
+        self._communicator.barrier()
 
     def _serve(self, message: Message) -> None:
         """Make room for K/V: as many slots as rank 0 has, each with this rank's heads."""
@@ -66,7 +66,7 @@ class Worker:
         backend = select_attention_backend(values["attention_backend"], model.dtype, model.device, wanted)
         self._runner = ModelRunner(model.model, ReqToTokenPool(1, 1), pool, backend)
         self._adapters = ReceivedAdapters(model.model, values["max_adapters_on_device"])
-        self._communicator.meet()
+        self._communicator.barrier()
 
     def _put_adapter(self, message: Message) -> None:
         assert self._adapters is not None

@@ -1,11 +1,9 @@
 """Checks of notebook 03, the KV cache."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
@@ -13,43 +11,9 @@ from notebooks.course.tables import Mistake, Wrong, compare
 
 END = 2
 SQUARE_ROOT = "Divide the scores by the square root of D before the softmax."
-NEIGHBOURS = "Your query head h reads key/value head h % Hk. Neighbours share one: it must read head h // (H / Hk)."
 
 
-@exercise("3.1", "The bytes of a cache")
-def _(given: Given) -> str:
-    shapes = [(5, 12, 3, 32, 4), (32, 32, 32, 128, 2), (28, 16, 8, 128, 2), (1, 4, 1, 7, 1)]
-    names = "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"
-    cases = [
-        (SimpleNamespace(**dict(zip(names, sizes, strict=True))), tokens, item)
-        for *sizes, item in shapes
-        for tokens in (7, 1, 0, 1000)
-    ]
-    mistakes: dict[str, Mistake] = {
-        "That is the size for one token. The cache holds `num_tokens` of them.": "one_token",
-        "That is how many numbers the cache holds. Each takes `itemsize` bytes.": "numbers",
-        "Every key/value head has its own vectors of size head_dim.": "one_head",
-        "Every layer has its own keys and values.": "one_layer",
-        "Count key/value heads, not query heads. Query heads share keys and values, and queries aren't kept.": "query",
-        "The cache holds a key and a value for each token: two vectors per layer and head, not one.": "one_vector",
-    }
-    compare(given["kv_cache_bytes"], _bytes, cases, mistakes, hint="the size is wrong.")
-    return "four models, with and without grouped-query attention"
-
-
-def _bytes(config: Any, num_tokens: int, itemsize: int, wrong: Wrong = ()) -> int:
-    heads = config.num_attention_heads if "query" in wrong else config.num_key_value_heads
-    count = 1 if "one_head" in wrong else heads
-    vectors = count * (1 if "one_vector" in wrong else 2) * (1 if "one_layer" in wrong else config.num_hidden_layers)
-    return (
-        vectors
-        * config.head_dim
-        * (1 if "one_token" in wrong else num_tokens)
-        * (1 if "numbers" in wrong else itemsize)
-    )
-
-
-@exercise("3.2", "How many requests fit")
+@exercise("3.1", "How many requests fit")
 def _(given: Given) -> str:
     cases = [
         (1000, 400, 10, 21),
@@ -80,7 +44,7 @@ def _fitting(
     return room / needed if "exact" in wrong else -(-room // needed) if "in_part" in wrong else room // needed
 
 
-@exercise("3.3", "Decode, for one head", points=2)
+@exercise("3.2", "Decode, for one head", points=2)
 def _(given: Given) -> str:
     generator = torch.Generator().manual_seed(0)
     cases = []
@@ -110,30 +74,6 @@ def _decode_step(
     return (scores if "no_softmax" in wrong else scores.softmax(0)) @ values[:seen], keys, values
 
 
-@exercise("3.4", "Grouped-query attention", points=2)
-def _(given: Given) -> str:
-    generator = torch.Generator().manual_seed(1)
-    cases = []
-    for length, heads, kv_heads, head_dim in ((5, 8, 2, 4), (1, 4, 2, 8), (7, 3, 3, 4), (9, 6, 1, 16), (40, 8, 2, 32)):
-        q = torch.randn(heads, head_dim, generator=generator)
-        cases.append((q, *torch.randn(2, length, kv_heads, head_dim, generator=generator)))
-    mistakes = {NEIGHBOURS: "tiled", SQUARE_ROOT: "unscaled"}
-    hint = (
-        "a query head's output isn't attention over its key/value head. Does your softmax run over the S tokens? The "
-        "result is [H, D]."
-    )
-    compare(given["decode_attention"], by_heads, cases, mistakes, hint=hint, atol=1e-5)
-    return "with 1, 2 and H key/value heads"
-
-
-def by_heads(q: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()) -> Tensor:
-    """q [H, D], keys and values [S, Hk, D] → [H, D]. `tiled`: query head h reads key/value head h % Hk."""
-    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
-    read = heads % kv_heads if "tiled" in wrong else heads // (len(q) // kv_heads)
-    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
-    return scaled_dot_product_attention(q[:, None], k, v, scale=1.0 if "unscaled" in wrong else None)[:, 0]
-
-
 class _Forward:
     """Takes the place of the model. The nth pass returns `answers[n]`; every pass checks the tokens it is given."""
 
@@ -149,7 +89,7 @@ class _Forward:
         return self.answers[len(self.calls) - 1]
 
 
-@exercise("3.5", "The bookkeeping of a session", points=3)
+@exercise("3.3", "The bookkeeping of a session", points=3)
 def _(given: Given) -> str:
     session_class, prompt = given["Session"], [1, 40, 41, 42]
     _run(session_class, prompt, [50, 51, 52, 53], 4)

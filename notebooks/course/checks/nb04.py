@@ -1,21 +1,18 @@
 """Checks of notebook 04, batched decode."""
 
 from collections import deque
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from nanoinfer.model.loader import LoadedModel
-from nanoinfer.model.random_model import random_model
-from nanoinfer.sessions.inference import InferenceEngine
-from nanoinfer.sessions.offline_scheduler import OfflineScheduler
-from notebooks.course.checks.nb03 import NEIGHBOURS, SQUARE_ROOT, by_heads
+from notebooks.course.checks.nb03 import SQUARE_ROOT
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
 from notebooks.course.tables import Mistake, Wrong, compare
+
+NEIGHBOURS = "Your query head h reads key/value head h % Hk. Neighbours share one: it must read head h // (H / Hk)."
 
 
 @exercise("4.1", "Pad and mask")
@@ -87,33 +84,12 @@ def _batched(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, wrong: Wrong
     return torch.stack(rows)
 
 
-@exercise("4.3", "Give each request its K/V back")
-def _(given: Given) -> str:
-    split_rows, generator = given["split_rows"], torch.Generator().manual_seed(2)
-    cases = [
-        (torch.randn(len(lens), width, 2, 4, generator=generator), lens)
-        for lens, width in (([3, 1, 5], 5), ([4, 4], 4), ([2], 6), ([1, 200], 200))
-    ]
-    hint = "return a list: request i gets the first lens[i] tokens of its row, and no padding."
-    compare(split_rows, _split, cases, hint=hint)
-    for rectangle, lens in cases:
-        for i, row in enumerate(split_rows(rectangle, list(lens))):
-            held, needed = row.untyped_storage().nbytes(), row.numel() * row.element_size()
-            expect(
-                held == needed,
-                f"Lengths {lens}: the tensor of request {i} needs {needed} bytes but keeps {held} bytes alive. A slice "
-                "is a view: as long as it exists, the whole tensor behind it stays in memory. Make a copy (`contiguous()` "
-                "doesn't copy a tensor that is already contiguous).",
-            )
-            shared = row.untyped_storage().data_ptr() == rectangle.untyped_storage().data_ptr()
-            expect(
-                not shared, "The tensors are the rectangle's memory (`contiguous()` doesn't copy what is contiguous)."
-            )
-    return "copies of exactly the tokens' size"
-
-
-def _split(rectangle: Tensor, lens: list[int]) -> list[Tensor]:
-    return [row[:length] for row, length in zip(rectangle, lens, strict=True)]
+def by_heads(q: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()) -> Tensor:
+    """q [H, D], keys and values [S, Hk, D] → [H, D]. `tiled`: query head h reads key/value head h % Hk."""
+    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
+    read = heads % kv_heads if "tiled" in wrong else heads // (len(q) // kv_heads)
+    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
+    return scaled_dot_product_attention(q[:, None], k, v, scale=1.0 if "unscaled" in wrong else None)[:, 0]
 
 
 class _Request:
@@ -171,7 +147,7 @@ class _Run:
         return sorted(self.current)
 
 
-@exercise("4.4", "A step of continuous batching", points=3)
+@exercise("4.3", "A step of continuous batching", points=3)
 def _(given: Given) -> str:
     step = given["step"]
     cases = [
@@ -223,53 +199,3 @@ def _served(new_tokens: list[int], max_running: int) -> tuple[list[list[int]], l
         ended += [number for number in running if not left[number]]
         running = [number for number in running if left[number]]
     return passes, ended
-
-
-@exercise("4.5", "Predict the padding", points=2)
-def _(given: Given) -> str:
-    cases = [
-        ([3, 9], [4, 4]),
-        ([5, 5, 5], [6, 6, 6]),
-        ([40, 3, 3, 3], [3, 8, 2, 5]),
-        ([2, 2, 2], [30, 3, 1]),
-        ([7], [5]),
-        ([4, 6], [1, 1]),
-    ]
-    mistakes = {
-        "That is the padding of the prompts alone. Rows grow in every pass, and requests leave.": (
-            lambda prompts, new: 1 - sum(prompts) / (len(prompts) * max(prompts))
-        ),
-        "You keep all requests in the batch until the last one ends. In continuous batching, a request leaves as soon "
-        "as it finishes.": _static_batch_share,
-    }
-    hint = "an engine that serves these requests measures another share."
-    compare(given["padding_share"], _measured_share, cases, mistakes, hint=hint, atol=1e-6)
-    return "equal to an engine's account"
-
-
-@cache
-def _tiny() -> LoadedModel:
-    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
-    return random_model(kernels="torch", **sizes)
-
-
-def _measured_share(prompt_lens: list[int], new_tokens: list[int]) -> float:
-    """The share that an engine measures when it serves such requests."""
-    engine = InferenceEngine(_tiny())
-    scheduler = OfflineScheduler(engine)
-    for length, new in zip(prompt_lens, new_tokens, strict=True):
-        scheduler.add_request(np.arange(length), new, temperature=0.0, stop_on_eos=False)
-    while scheduler.has_unfinished():
-        scheduler.step()
-    used, padding = engine.account.decode_bytes_used, engine.account.decode_bytes_padding
-    return padding / (used + padding) if used else 0.0
-
-
-def _static_batch_share(prompt_lens: list[int], new_tokens: list[int]) -> float:
-    """The share when finished requests keep their rows, at their final length, until the last request has finished."""
-    used = total = 0
-    for i in range(max(new_tokens) - 1):
-        rows = [n + min(i + 1, new - 1) for n, new in zip(prompt_lens, new_tokens, strict=True)]
-        used, total = used + sum(rows), total + len(rows) * max(rows)
-    return 1 - used / total if total else 0.0

@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,69 +14,11 @@ from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, expect
 from notebooks.course.tables import ALSO, Wrong, compare
 
-# seq_lens, prefix_lens: the worked example, no prefix, mixed, different prefixes, one new token each, a single token.
-BATCHES = [
-    ([12], [7]),
-    ([7], [0]),
-    ([8, 3, 6], [5, 0, 2]),
-    ([4, 4, 4], [0, 1, 3]),
-    ([9, 1, 13, 2], [8, 0, 12, 1]),
-    ([1], [0]),
-]
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
-DTYPE = "Kernels read the tensor's raw memory, so the dtype must be right"
 
 
 def int32(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-@exercise("6.1", "Positions of the new tokens")
-def _(given: Given) -> str:
-    mistakes = {
-        "You start every request at position 0. The cached tokens come first, so the first new token is at the "
-        "position right after the prefix": lambda seqs, prefixes: [
-            n for s, p in zip(seqs, prefixes, strict=True) for n in range(s - p)
-        ],
-        "These are indices in the batch, 0 to T - 1. A position is counted within the request's sequence": (
-            lambda seqs, prefixes: list(range(sum(seqs) - sum(prefixes)))
-        ),
-        "These are the positions of all tokens. This pass computes only the new ones": (
-            lambda seqs, prefixes: [n for s in seqs for n in range(s)]
-        ),
-    }
-    hint = f"int64, the positions prefix_len, ..., seq_len - 1 of each request in turn. {DTYPE}"
-    as_tensors = {said: _tensor_of(make, torch.int64) for said, make in mistakes.items()}
-    compare(given["positions"], _tensor_of(_positions, torch.int64), BATCHES, as_tensors, give=int32, hint=hint)
-    return "prefix_len .. seq_len - 1 of each request, whatever else is in the batch"
-
-
-def _tensor_of(make: Callable[..., list[int]], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    return lambda seq_lens, prefix_lens: torch.tensor(make(seq_lens, prefix_lens), dtype=dtype)
-
-
-def _positions(seq_lens: list[int], prefix_lens: list[int]) -> list[int]:
-    return [p for seq, prefix in zip(seq_lens, prefix_lens, strict=True) for p in range(prefix, seq)]
-
-
-@exercise("6.2", "CSR row pointers")
-def _(given: Given) -> str:
-    mistakes = {
-        "The 0 at the front is missing. Request 0 begins at 0, and request i at indptr[i]": "no_zero",
-        "The total is missing at the end. Request i has the range indptr[i] : indptr[i + 1]. The last request needs an end "
-        "too, so B requests need B + 1 pointers": "no_total",
-        "Your start_loc is where each request *ends*. It must be the sum of the lengths *before* the request": "ends",
-    }
-    hint = "indptr must be int32, 0 followed by the running sums, and start_loc all of them but the last"
-    cases = [([12],), ([8, 3, 6],), ([1, 1, 1, 1],), ([5, 17, 2, 9, 30],)]
-    compare(given["row_pointers"], _pointers, cases, mistakes, give=int32, hint=hint)
-    return "B + 1 pointers, and start_loc is all but the last"
-
-
-def _pointers(lens: list[int], wrong: Wrong = ()) -> tuple[torch.Tensor, torch.Tensor]:
-    sums = [0, *accumulate(lens)]
-    pointers = sums[("no_zero" in wrong) : len(sums) - ("no_total" in wrong)]
-    return int32(pointers), int32(sums[1:] if "ends" in wrong else sums[:-1])
 
 
 @exercise("6.3", "Is it a range?")
@@ -129,7 +71,7 @@ def refuse_loops(function: Callable[..., Any]) -> None:
         )
 
 
-@exercise("6.4", "kv_indices without a loop", points=2)
+@exercise("6.2", "kv_indices without a loop", points=2)
 def _(given: Given) -> str:
     student, rng = given["kv_indices"], np.random.default_rng(0)
     cases = [
@@ -165,24 +107,19 @@ FIELDS: dict[str, tuple[list[int], str]] = {
         [6, 4],
         "how many tokens have K/V before this pass, no matter whether another request or this one computed it",
     ),
-    "extend_seq_lens": ([3, 1], "seq_lens - prefix_lens"),
     "positions": ([6, 7, 8, 4], "prefix_len .. seq_len - 1 of row 2, then of row 0"),
-    "out_cache_loc": ([2, 3, 20, 4], "the slots in the rows at the new positions, no matter which page they are in"),
-    "start_loc": ([0, 9], "where each request begins among *all* tokens: the sum of the seq_lens before it"),
+    "out_cache_loc": ([2, 3, 20, 4], "the slots in the rows at the new positions"),
     "qo_indptr": ([0, 3, 4], "where each request begins among the *new* tokens, and their total at the end"),
-    "kv_indptr": ([0, 9, 14], "start_loc, with the total of all tokens added at the end"),
+    "kv_indptr": ([0, 9, 14], "where each request begins among *all* tokens, and their total at the end"),
     "kv_indices": (
         [8, 9, 10, 11, 0, 1, 2, 3, 20, 8, 9, 10, 11, 4],
         "all slots of row 2 up to its length, then all of row 0",
     ),
-    "kv_last_page_len": (
-        [1, 1],
-        "1 for each request: `kv_indices` lists single slots, so its pages have one token, whatever page size the pool has",
-    ),
+    "logit_rows": ([2, 3], "the last new token of each request: these predict tokens that aren't there yet"),
 }
 
 
-@exercise("6.5", "A complete InputMetadata", points=2)
+@exercise("6.1", "A complete InputMetadata", points=2)
 def _(given: Given) -> str:
     got = given["predicted"]()
     expect(isinstance(got, dict), f"predicted() must return a dict, got {type(got).__name__}")

@@ -1,64 +1,23 @@
-"""Checks of notebook 08, match, split, insert and evict: the student's methods inside the package's tree."""
+"""Checks of notebook 08, split and evict: the student's methods inside the package's tree."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
+import torch
 
-from nanoinfer.cache.radix_cache import MatchResult, RadixCache
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
+from nanoinfer.cache.radix_cache import RadixCache
 from nanoinfer.cache.tree_node import TreeNode
-from notebooks.course.checks.nb08_trees import (
-    SIZE,
-    Prefixes,
-    empty_tree,
-    expect_match,
-    expect_owned,
-    expect_sizes,
-    expect_tree,
-    filled,
-    given_tree,
-    ids,
-    node_of,
-    nodes_of,
-    put,
-    shape,
-    text_of,
-)
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.expectations import Hint, expect, expect_equal
+
+SIZE = 400
+Prefixes = dict[tuple[int, ...], int]  # every prefix in the tree → the slot of its last token
 
 
-@exercise("8.1", "Match a prefix", points=2)
-def _(given: Given) -> str | None:
-    tree = given_tree(given, "MatchCache")
-    match = tree.match_prefix([1, 2, 3])
-    expect(isinstance(match, MatchResult), "match_prefix must return a MatchResult(slots, last node)")
-    expect_equal(match.indices.tolist(), [], "an empty tree matches nothing, so there are no slots")
-    expect(match.last_node is tree.root, "without a match, last_node must be the root, which the request then locks")
-
-    known = filled(tree, ["ABCD", "ABEF", "ABEFGH", "X"])
-    for text, why in (
-        ("ABCD", "the whole prompt is in the tree, in a node and its child"),
-        ("ABEFGHI", "there are three nodes on this path: go on to a child below each node that matches in full"),
-        ("XYZ", "the prompt is longer than the path, so the match is the tokens of the path"),
-        ("QRS", "no child begins with this token, so nothing matches"),
-        ("", "the empty prompt matches nothing"),
-    ):
-        expect_match(tree, known, ids(text), why)
-    nodes = len(nodes_of(tree))
-    expect_match(tree, known, ids("ABEFGQ"), "only the first token of the last node matches")
-    split = "a match that ends inside a node must split this node once: call self._split(child, length)"
-    expect_equal(len(nodes_of(tree)), nodes + 1, split)
-
-    rng = np.random.default_rng(7)
-    for _ in range(200):
-        expect_match(tree, known, rng.integers(65, 73, rng.integers(0, 8)).tolist(), "a random prompt")
-    random_tree = given_tree(given, "MatchCache")
-    texts = ["".join(rng.choice(list("AB"), rng.integers(1, 9))) for _ in range(40)]
-    known = filled(random_tree, texts)
-    for _ in range(200):
-        expect_match(random_tree, known, rng.integers(65, 67, rng.integers(0, 10)).tolist(), "a random prompt")
-    return "412 prompts on two trees match as a dictionary of all prefixes says"
-
-
-@exercise("8.2", "Split a node", points=2)
+@exercise("8.1", "Split a node", points=2)
 def _(given: Given) -> str | None:
     tree = given_tree(given, "SplitCache")
     RadixCache.insert(tree, ids("ABCDEF"), tree.token_to_kv_pool.alloc(6))
@@ -105,33 +64,7 @@ def _(given: Given) -> str | None:
     return "links, slots and locks are right, and so are 100 matches that split nodes"
 
 
-@exercise("8.3", "Insert", points=2)
-def _(given: Given) -> str | None:
-    tree = given_tree(given, "InsertCache")
-    pool = tree.token_to_kv_pool
-    known: Prefixes = {}
-
-    for text, want, why in (
-        ("ABCD", 0, "the tree was empty"),
-        ("ABEF", 2, "'AB' was in the tree"),
-        ("ABEF", 4, "all of it was in the tree, so don't add a leaf (not even an empty one)"),
-        ("AB", 2, "it is a prefix of a sequence in the tree"),
-        ("ABEFGH", 4, "'ABEF' was in the tree, and a new leaf continues its path"),
-        ("X", 0, "no child begins with 'X'"),
-        ("", 0, "the empty sequence has no tokens"),
-    ):
-        slots, known_before = pool.alloc(len(text)), "must return how many of these tokens were already in the tree"
-        expect_equal(tree.insert(ids(text), slots), want, f"insert({text!r}) {known_before}: {why}")
-        pool.free(slots[:want])
-        known |= {tuple(ids(text[: end + 1])): int(slots[end]) for end in range(want, len(text))}
-        expect_tree(tree, known, f"after insert({text!r})")
-    expect_sizes(tree, len(known), 0, "no request has locked the new tokens, so count them in self._evictable_size")
-    queue = "everything can be evicted, but only leaves in the queue are found: call self._eviction_queue.offer(leaf)"
-    expect_equal(tree.evict(SIZE), len(known), queue)
-    return "prefixes, slots and sizes are right after every insert"
-
-
-@exercise("8.4", "Evict the least recently used leaves", points=2)
+@exercise("8.2", "Evict the least recently used leaves", points=2)
 def _(given: Given) -> str | None:
     tree = given_tree(given, "EvictCache")
     expect_equal(tree.evict(5), 0, "an empty tree has nothing to free, so evict must return 0")
@@ -188,3 +121,123 @@ def _(given: Given) -> str | None:
             expect_equal(shape(mine), shape(package), f"{said} chose the wrong leaf")
             expect_owned(mine, said, queue=False)
     return "the same leaves as the package's heap, through 200 random operations"
+
+
+def empty_tree(cls: Callable[..., RadixCache]) -> RadixCache:
+    pool = TokenToKVPool(SIZE, torch.float32, head_num=1, head_dim=1, layer_num=1)
+    return cls(ReqToTokenPool(1, SIZE), pool)
+
+
+def given_class(given: Given, name: str, base: type) -> Any:
+    cls = given[name]
+    from_base = (
+        f"`{name}` must be a class that inherits from the package's {base.__name__}: run the import cell above it"
+    )
+    expect(isinstance(cls, type) and issubclass(cls, base), from_base)
+    return cls
+
+
+def given_tree(given: Given, name: str) -> Any:
+    return empty_tree(given_class(given, name, RadixCache))
+
+
+def ids(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def text_of(tokens: Iterable[Any]) -> str:
+    return "".join(chr(int(token)) for token in tokens)
+
+
+def put(tree: RadixCache, tokens: Sequence[int]) -> tuple[int, list[int]]:
+    """Insert by the package's insert and free duplicates; returns how many tokens were in the tree, and the slots."""
+    slots = tree.token_to_kv_pool.alloc(len(tokens))
+    assert slots is not None
+    known = RadixCache.insert(tree, tokens, slots)
+    tree.token_to_kv_pool.free(slots[:known])
+    return known, slots.tolist()
+
+
+def filled(tree: RadixCache, texts: Sequence[str]) -> Prefixes:
+    """Insert `texts`; returns the dictionary of all prefixes."""
+    prefixes: Prefixes = {}
+    for text in texts:
+        slots = put(tree, ids(text))[1]
+        for end in range(1, len(text) + 1):
+            prefixes.setdefault(tuple(ids(text[:end])), slots[end - 1])
+    return prefixes
+
+
+def nodes_of(tree: RadixCache) -> list[TreeNode]:
+    nodes = [node for _, node in islice(tree.nodes(), SIZE + 1)]
+    expect(len(nodes) <= SIZE, "the tree has a cycle: a node is its own descendant")
+    return nodes
+
+
+def path_text(tree: RadixCache, node: TreeNode) -> str:
+    text, steps = "", 0
+    while node is not tree.root:
+        parent, steps = node.parent, steps + 1
+        if parent is None or steps > SIZE:
+            raise Hint("the parents of a node don't lead up to the root: check `parent`")
+        text = text_of(node.key) + text
+        node = parent
+    return text
+
+
+def shape(tree: RadixCache) -> set[str]:
+    """The text that each node's path spells."""
+    return {path_text(tree, node) for node in nodes_of(tree)}
+
+
+def node_of(tree: RadixCache, text: str) -> TreeNode:
+    return next(node for node in nodes_of(tree) if path_text(tree, node) == text)
+
+
+def expect_match(tree: RadixCache, known: Prefixes, tokens: list[int], what: str) -> None:
+    k = max((end for end in range(1, len(tokens) + 1) if tuple(tokens[:end]) in known), default=0)
+    want = [known[tuple(tokens[:end])] for end in range(1, k + 1)]
+    sizes = (tree.evictable_size(), tree.protected_size())
+    match = tree.match_prefix(tokens)
+    prompt = f"{what} (the prompt is {text_of(tokens)!r}, and {k} of its tokens are in the tree)"
+    got = match.indices.tolist()
+    partly = "Where a node matches only partly, leave out the slots of its other tokens"
+    expect(len(got) <= k or got[:k] != want, f"{prompt}: you return {len(got)} slots. {partly}")
+    expect_equal(got, want, f"{prompt}: return the slots of these tokens, in order")
+    expect_equal(match.indices.dtype, torch.int32, "slots must be int32")
+    path = f"{prompt}: the path to last_node must hold exactly these tokens, because the request locks that path"
+    expect_equal(path_text(tree, match.last_node), text_of(tokens[:k]), path)
+    used = f"{prompt}: mark every node on the path as used now (last_access_time = self._clock), or lru evicts it early"
+    node: TreeNode | None = match.last_node
+    while node is not tree.root and node is not None:
+        expect(node.last_access_time == tree._clock, used)
+        node = node.parent
+    expect_equal((tree.evictable_size(), tree.protected_size()), sizes, "a match must not change the sizes")
+    expect_sound(tree, prompt)
+
+
+def expect_owned(tree: RadixCache, what: str, queue: bool = True) -> None:
+    """Every slot is either free or in the tree. `queue=False`: leaves need not be in the eviction queue."""
+    free = set(tree.token_to_kv_pool.free_slots().tolist())
+    owned = [int(slot) for node in nodes_of(tree) for slot in node.value]
+    both = sorted(free & set(owned))
+    expect(
+        not both,
+        f"{what}: slots {both} are both free and in the tree. You freed slots that belong to the tree: the first tree_len, "
+        "which the request only used, or those that the tree has just taken over",
+    )
+    expect_equal(len(set(owned)), len(owned), f"{what}: a slot is in the tree twice")
+    lost = sorted(set(range(tree.token_to_kv_pool.size)) - free - set(owned))
+    expect(not lost, f"{what}: slots {lost} are neither free nor in the tree: they are lost for good")
+    if not queue:
+        for node in nodes_of(tree):
+            tree._eviction_queue.offer(node)
+    expect_sound(tree, what)
+
+
+def expect_sound(tree: RadixCache, when: str) -> None:
+    nodes_of(tree)
+    try:
+        tree.check_integrity()
+    except RuntimeError as error:
+        raise Hint(f"{when}: the tree is inconsistent: {error}") from None

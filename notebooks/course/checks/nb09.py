@@ -1,25 +1,21 @@
-"""Checks of notebook 09: an audit, locks, and how many slots are obtainable. nb09_moves.py has what changes hands."""
+"""Checks of notebook 09: an audit, and what a request gives back, inside the package's CacheManager."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from nanoinfer.cache.cache_manager import CacheManager
+from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.cache.tree_node import TreeNode
 from nanoinfer.requests.req import Req
-from notebooks.course.checks.nb08_trees import SIZE as TREE_SIZE
-from notebooks.course.checks.nb08_trees import expect_sizes, expect_sound, filled, given_tree, locks, node_of
-from notebooks.course.checks.nb09_moves import (
-    SIZE,
-    admitted,
-    empty_cache,
-    given_cache,
-    owners,
-    request,
-    run,
-    take_slots,
-)
+from nanoinfer.sampling_params import SamplingParams
+from notebooks.course.checks.nb08 import given_class
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.expectations import Hint, expect, expect_equal
+
+SIZE, ROWS = 64, 6
 
 
 @exercise("9.1", "An audit", points=2)
@@ -65,96 +61,133 @@ def _(given: Given) -> str | None:
     return "every owner of every slot is found, also in broken pools"
 
 
-@exercise("9.5", "Does it fit?", points=2)
+@exercise("9.2", "Take everything back", points=3)
 def _(given: Given) -> str | None:
-    cache = given_cache(given, "Room", 16)
-    expect_equal(cache.obtainable_size(), 16, "in a new pool every slot is free")
-    slots = cache.token_to_kv_pool.alloc(10)
-    cache.radix_cache.insert([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], slots)
-    expect_equal(cache.obtainable_size(), 16, "no request reads the tree's ten slots: they can be evicted")
-    node = cache.radix_cache.match_prefix([1, 2, 3, 4, 5, 6]).last_node
-    cache.radix_cache.inc_lock_ref(node)
-    expect_equal(cache.obtainable_size(), 10, "six tokens are locked, four can be evicted, and six slots are free")
-    cache.radix_cache.dec_lock_ref(node)
+    cache = given_cache(given, "Release")
+    req = admitted(cache, 1, "ABCD")
+    run(req)
+    cache.release(req)
+    expect_equal(cache.radix_cache.total_size(), 4, "computed tokens go to the tree: a later request may use them")
+    rows = "the request's row must be free again: self.req_to_token_pool.free"
+    expect_equal(cache.req_to_token_pool.available_size(), ROWS, rows)
+    expect_one_owner(cache, [], "after a request that found nothing and shared nothing")
 
-    cache = given_cache(given, "Room", 16)
-    cache.radix_cache.insert([ord(letter) for letter in "ABCDEFGHIJKLMN"], cache.token_to_kv_pool.alloc(14))
-    req = request(1, "ABCDEFGHIJKLMNOPQRS")
-    got = cache.try_admit(req)
-    expect(got is not None, "try_admit returns True or False")
+    second = admitted(cache, 2, "ABCDEF")
+    run(second)
+    cache.release(second)
+    expect_equal(cache.radix_cache.protected_size(), 0, "nothing runs, so nothing may be locked: give the lock back")
+    expect_one_owner(cache, [], "a request that had found 'ABCD' in the tree and computed 'EF'")
+
+    twins = [admitted(cache, number, "XYZXYZ") for number in (3, 4)]
+    run(*twins)
+    for req in twins:
+        cache.release(req)
+    expect_one_owner(cache, [], "two requests that have both computed 'XYZXYZ': the second one's slots are duplicates")
+
+    aborted = admitted(cache, 5, "ABQRST")
+    held, found = owned(cache, aborted), aborted.kv_len
+    cache.release(aborted)
+    free = set(cache.token_to_kv_pool.free_slots().tolist())
     expect(
-        not got,
-        "19 tokens, 14 of them found, in a pool of 16 slots: 5 are needed, and 2 are free. Before the lock, the 14 slots "
-        "of the prefix itself count as evictable. So lock first, then count",
+        set(held) <= free,
+        f"a request is aborted before its pass has run: its slots {held} hold nothing (kv_len is still {found}, what it "
+        "found), so they must be free, and not in the tree",
     )
-    before = (
-        "the request isn't admitted, so nothing may be locked, and it must be as before: unlock_prefix sees to that"
+    expect_one_owner(cache, [], "after a request that was aborted before its pass")
+
+    again = admitted(cache, 6, "MNO")
+    run(again)
+    again.append(ord("P"))  # the newest token: chosen, but not computed
+    take_slots(cache, again)
+    cache.release(again)
+    newest = "the newest token has a slot, but no pass has computed its K/V: the tree gets the first kv_len tokens only"
+    expect_equal(len(cache.radix_cache.match_prefix([ord(letter) for letter in "MNOP"]).indices), 3, newest)
+    expect_one_owner(cache, [], "after a request that was aborted between two passes")
+
+    cache = given_cache(given, "Release")
+    rng, running = np.random.default_rng(4), list[Req]()
+    for number in range(150):
+        if len(running) == 4 or cache.obtainable_size() < 20:
+            cache.release(running.pop(rng.integers(len(running))))
+        running.append(admitted(cache, number, "".join(rng.choice(list("AB"), rng.integers(2, 9)))))
+        progress = rng.integers(3)  # 0: its pass has not run, 2: it has handed over
+        if progress:
+            run(running[-1])
+        if progress == 2:
+            cache.cache_computed(running[-1])
+        expect_one_owner(cache, running, f"after {number + 1} random requests")
+    return "no slot, row or lock is left over after 150 random requests"
+
+
+def empty_cache(cls: Callable[..., CacheManager] = CacheManager, size: int = SIZE, page_size: int = 1) -> CacheManager:
+    pool = TokenToKVPool(size, torch.float32, head_num=1, head_dim=1, layer_num=1, page_size=page_size)
+    rows = ReqToTokenPool(ROWS, 2 * size)
+    return cls(rows, pool, RadixCache(rows, pool, page_size))
+
+
+def given_cache(given: Given, name: str, size: int = SIZE) -> Any:
+    return empty_cache(given_class(given, name, CacheManager), size)
+
+
+def request(number: int, text: str) -> Req:
+    return Req(number, np.array([ord(letter) for letter in text]), SamplingParams(max_new_tokens=16))
+
+
+def admitted(cache: CacheManager, number: int, text: str) -> Req:
+    """A request whose prefix is locked, with slots for all its tokens; its pass has not run."""
+    req = request(number, text)
+    CacheManager.lock_prefix(cache, req)
+    rows = cache.req_to_token_pool.alloc(1)
+    assert rows is not None
+    req.req_pool_idx = int(rows[0])
+    cache.rows[req.req_pool_idx, : req.prefix_len] = req.prefix_indices.numpy()
+    req.allocated_len = req.kv_len = req.prefix_len
+    take_slots(cache, req)
+    return req
+
+
+def take_slots(cache: CacheManager, req: Req) -> None:
+    need = cache.whole_pages(req.num_tokens) - req.allocated_len
+    cache.rows[req.req_pool_idx, req.allocated_len : req.allocated_len + need] = CacheManager.alloc_slots(cache, need)
+    req.allocated_len += need
+
+
+def run(*reqs: Req) -> None:
+    """A pass: all their tokens have K/V."""
+    for req in reqs:
+        req.kv_len = req.num_tokens
+
+
+def owned(cache: CacheManager, req: Req) -> list[int]:
+    """The slots that belong to the request alone."""
+    return cache.rows[req.req_pool_idx, req.tree_len : req.allocated_len].tolist()
+
+
+def owners(cache: CacheManager, running: Sequence[Req]) -> list[list[str]]:
+    found: list[list[str]] = [[] for _ in range(cache.token_to_kv_pool.size)]
+    parts = {"free": cache.token_to_kv_pool.free_slots().tolist(), "tree": cache.radix_cache.slots().tolist()}
+    for name, slots in {**parts, **{f"request {req.request_id}": owned(cache, req) for req in running}}.items():
+        for slot in slots:
+            found[slot].append(name)
+    return found
+
+
+def expect_one_owner(cache: CacheManager, running: Sequence[Req], when: str) -> None:
+    """Every slot has one owner, every lock a holder."""
+    everything = owners(cache, running)
+    both = [slot for slot, names in enumerate(everything) if "free" in names and "tree" in names]
+    expect(
+        not both,
+        f"{when}: slots {both} are both free and in the tree. You have freed slots that are the tree's: those before "
+        "tree_len, which the request only read, or those that the tree has just taken over",
     )
-    expect_equal([cache.radix_cache.protected_size(), req.prefix_len], [0, 0], before)
-    req = request(2, "ABCDEFGHIJKLMNOP")
-    expect(cache.try_admit(req), "16 tokens, 14 of them found: 2 slots are needed, and 2 are free, which is enough")
-    expect_equal(cache.radix_cache.protected_size(), 14, "an admitted request's prefix stays locked")
-    expect(not cache.try_admit(request(3, "XYZ")), "3 slots are needed, 2 are free, and all the others are locked")
-
-    mine, package = given_cache(given, "Room"), empty_cache()
-    rng, held = np.random.default_rng(2), list[tuple[Req, Req]]()
-    for number in range(200):
-        text = "".join(rng.choice(list("AB"), rng.integers(2, 40)))
-        if held and rng.integers(2):
-            for cache, req in zip((mine, package), held.pop(rng.integers(len(held))), strict=True):
-                cache.unlock_prefix(req)
-        for cache in (mine, package):
-            if cache.token_to_kv_pool.available_size() >= len(text) and number % 3 == 0:
-                slots = cache.token_to_kv_pool.alloc(len(text))
-                assert slots is not None
-                tokens = [ord(letter) for letter in text]
-                cache.token_to_kv_pool.free(slots[: cache.radix_cache.insert(tokens, slots)])
-        expect_equal(mine.obtainable_size(), CacheManager.obtainable_size(package), f"after {number} random operations")
-        pair = request(number, text), request(number, text)
-        CacheManager.lock_prefix(package, pair[1])
-        want = pair[1].num_tokens - pair[1].prefix_len <= CacheManager.obtainable_size(package)
-        if not want:
-            package.unlock_prefix(pair[1])
-        said = f"a random prompt of {len(text)} tokens in a pool of {SIZE} slots"
-        expect_equal(bool(mine.try_admit(pair[0])), want, said)
-        if want:
-            held.append(pair)
-    return "the number is right after 200 random operations"
-
-
-@exercise("9.2", "Lock a path", points=2)
-def _(given: Given) -> str | None:
-    tree = given_tree(given, "LockCache")
-    filled(tree, ["ABCD", "ABEFG", "X"])
-    leaf, upper = node_of(tree, "ABCD"), node_of(tree, "AB")
-    root, take, give = tree.root, tree.inc_lock_ref, tree.dec_lock_ref
-    for lock, node, of_upper, of_leaf, evictable, why in (
-        (take, leaf, 1, 1, 4, "a request needs every node from the root down to its node, and no others"),
-        (take, upper, 2, 1, 4, "two requests have locked 'AB'. A token counts once, however many have locked it"),
-        (give, leaf, 1, 0, 6, "one request has unlocked 'ABCD', another still locks 'AB'"),
-        (take, root, 1, 0, 6, "a request that matched nothing locks the root, which changes nothing"),
-        (give, root, 1, 0, 6, "a request that matched nothing unlocks the root, which changes nothing"),
-    ):
-        lock(node)
-        expect_equal(locks(tree), {"AB": of_upper, "ABCD": of_leaf, "ABEFG": 0, "X": 0}, why)
-        expect_sizes(tree, evictable, 8 - evictable, why)
-        expect(root.lock_ref == 0, "the root holds no tokens and can't be evicted: leave its lock_ref alone")
-    queue = (
-        "can be evicted again, but only what is in the queue: offer it to the queue, self._eviction_queue.offer(node)"
-    )
-    expect_equal(RadixCache.evict(tree, TREE_SIZE), 6, f"unlocked nodes {queue}")
-    give(upper)
-    expect_sizes(tree, 2, 0, "nothing is locked any more")
-    expect_equal(RadixCache.evict(tree, TREE_SIZE), 2, f"'AB' is a leaf now and {queue}")
-
-    tree, rng = given_tree(given, "LockCache"), np.random.default_rng(9)
-    held: list[TreeNode] = []
-    filled(tree, ["".join(rng.choice(list("AB"), rng.integers(1, 9))) for _ in range(30)])
-    for _ in range(300):
-        if held and rng.integers(2):
-            tree.dec_lock_ref(held.pop(rng.integers(len(held))))
-        else:
-            held.append(tree.match_prefix(rng.integers(65, 67, rng.integers(0, 9)).tolist()).last_node)
-            tree.inc_lock_ref(held[-1])
-        expect_sound(tree, "after 300 random locks and unlocks")
-    return "counts and sizes stay right through 300 random locks and unlocks"
+    for slot, names in enumerate(everything):
+        expect(len(names) < 2, f"{when}: slot {slot} has {len(names)} owners: {' and '.join(names)}")
+    lost = [slot for slot, names in enumerate(everything) if not names]
+    expect(not lost, f"{when}: slots {lost} are neither free, nor in the tree, nor a request's: they are lost for good")
+    try:
+        CacheManager.check_integrity(cache, running)
+    except RuntimeError as error:
+        raise Hint(
+            f"{when}: {error}. Each running request locks the path to its last_node, once, and nothing else is locked"
+        ) from None

@@ -1,4 +1,4 @@
-"""Checks of notebook 10: admission, which requests give way, and which pass is next."""
+"""Checks of notebook 10: admission, and which pass is next."""
 
 from dataclasses import dataclass
 from random import Random
@@ -84,56 +84,6 @@ def _fits(
     return sum(_still_needed(request, ratio, page_size) for request in (candidate, *running)) <= free + evictable
 
 
-@dataclass
-class Running:
-    """What retraction needs to know about a running request."""
-
-    ticket: int
-    outputs: int
-    slots: int
-
-
-@exercise("10.2", "Which requests give way?")
-def _(given: Given) -> str:
-    to_retract = given["to_retract"]
-
-    def ask(running: list[Running], obtainable: int) -> list[int]:
-        answer = to_retract(running, obtainable)
-        is_list = isinstance(answer, list) and all(hasattr(req, "ticket") for req in answer)
-        expect(is_list, f"to_retract must return a list of requests, not {answer!r}")
-        return [req.ticket for req in answer]
-
-    three = [Running(0, 9, 20), Running(1, 3, 10), Running(2, 5, 8)]
-    equal = [Running(2, 4, 6), Running(0, 4, 6), Running(1, 4, 6)]
-    empty = [Running(0, 9, 1), Running(1, 2, 0), Running(2, 1, 0), Running(3, 0, 0)]
-    fewest = "One slot is missing: the request with the fewest output tokens gives way, and that is enough"
-    many = "These hold so few slots that one isn't enough. Retract until the rest have theirs, or one is left"
-    rows = [
-        (three, 3, [], "Three requests need three slots, and three are obtainable: no request has to give way"),
-        (three, 2, [1], fewest),
-        (three, 0, [1], "A retracted request's slots are free at once: 10 slots for the two requests that stay"),
-        (equal, 1, [2], "Among equals, the request that arrived last (the highest ticket) gives way"),
-        ([Running(0, 4, 9)], 0, [], "One request always stays, so that some request makes progress"),
-        (empty, 0, [3, 2, 1], many),
-    ]
-    expect_rows(ask, rows)
-    rng, cases = Random(84), []
-    for _ in range(300):
-        tickets = rng.sample(range(20), rng.randint(1, 7))
-        cases.append(([Running(t, rng.randint(0, 4), rng.randint(0, 3)) for t in tickets], rng.randint(0, 7)))
-    hint = "retract as few as possible, the fewest outputs first, then the highest ticket"
-    compare(ask, _giving_way, cases, hint=hint)
-    return "as few requests as possible give way, and the pass has its slots"
-
-
-def _giving_way(running: list[Running], obtainable: int) -> list[int]:
-    ranked = sorted(running, key=lambda req: (req.outputs, -req.ticket))
-    for count in range(len(running)):
-        if len(running) - count <= obtainable + sum(req.slots for req in ranked[:count]):
-            break
-    return [req.ticket for req in ranked[:count]]
-
-
 @dataclass(eq=False)
 class Tiny:
     """A request of the small scheduler."""
@@ -142,6 +92,7 @@ class Tiny:
     prompt_len: int
     outputs: int = 0
     slots: int = 0
+    ticket: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -154,7 +105,7 @@ class Tiny:
 def simulate(next_pass: Any, wanted: list[tuple[int, int, int]], size: int, max_running: int) -> list[str]:
     """Serve requests (turn of arrival, prompt tokens, new tokens) and check every pass; returns the passes as text."""
     in_order = enumerate(sorted(wanted, key=lambda each: each[0]))
-    arriving = [(at, Tiny(f"r{i}", prompt_len), new) for i, (at, prompt_len, new) in in_order]
+    arriving = [(at, Tiny(f"r{i}", prompt_len, ticket=i), new) for i, (at, prompt_len, new) in in_order]
     limit = {req: new for _, req, new in arriving}
     waiting: list[Tiny] = []
     running: list[Tiny] = []
@@ -227,26 +178,26 @@ def by_the_rules(waiting: list[Tiny], running: list[Tiny], size: int, rows: int)
         return "EXTEND", waiting[:admitted], []
     if not running:
         return "IDLE", [], []
-    leaving = sorted(enumerate(running), key=lambda item: (item[1].outputs, -item[0]))
+    leaving = sorted(running, key=lambda req: (req.outputs, -req.ticket))
     for count in range(len(running)):
-        gone = {i for i, _ in leaving[:count]}
-        staying = [req for i, req in enumerate(running) if i not in gone]
+        staying = [req for req in running if req not in leaving[:count]]
         if sum(req.slots for req in staying) + len(staying) <= size or len(staying) == 1:
             break
-    return "DECODE", staying, [req for _, req in leaving[:count]]
+    return "DECODE", staying, leaving[:count]
 
 
-@exercise("10.3", "The whole decision", points=3)
+@exercise("10.2", "The whole decision", points=3)
 def _(given: Given) -> str:
     next_pass = given["next_pass"]
     a, b, c = Tiny("a", 5), Tiny("b", 8), Tiny("c", 2)
     x, y = Tiny("x", 4, outputs=3, slots=6), Tiny("y", 6, outputs=1, slots=6)
-    u, v, w = (Tiny(name, 3, outputs=2, slots=4) for name in "uvw")
+    u, v, w = (Tiny(name, 3, outputs=2, slots=4, ticket=ticket) for ticket, name in enumerate("uvw"))
     first = "A row and enough slots are free, so EXTEND goes first. It contains only the newly admitted requests"
     third = "a takes 5 slots and b 8. c needs 2 for its tokens, and the next DECODE one more for each of the three"
     after = "12 slots are held, a's tokens need 5, and the next DECODE needs one more for each of the three"
     big = "b is first and doesn't fit. c would fit, but no request may overtake b: small ones could starve a big one"
     again = "`back` was retracted: its prompt *and* its 6 output tokens must be extended again, which takes 10 slots"
+    latest = "Among equals, the request that arrived last (the highest ticket) gives way"
     full = "The pool is full, so no request is admitted and w gives way. That frees 4 slots, enough for u and v"
     for waiting, running, size, rows, want, hint in (
         ([], [], 32, 4, "IDLE", "No request is waiting or running"),
@@ -261,7 +212,9 @@ def _(given: Given) -> str:
         ([b, c], [x], 15, 4, "DECODE x", big),
         ([Tiny("back", 4, outputs=6)], [x], 17, 4, "DECODE x", again),
         ([], [x, y], 13, 4, "DECODE x, without y", "Two more slots are needed. y has fewer outputs: it gives way"),
-        ([], [u, v, w], 14, 4, "DECODE u v, without w", "Among equals, the request admitted last gives way"),
+        ([], [u, v, w], 14, 4, "DECODE u v, without w", latest),
+        ([], [w, u, v], 14, 4, "DECODE u v, without w", f"{latest}, wherever it is in the list"),
+        ([], [u], 4, 4, "DECODE u", "One request always stays, so that some request makes progress"),
         ([Tiny("small", 1)], [u, v, w], 12, 4, "DECODE u v, without w", full),
     ):
         _, mode, members, retracted = ask_for_pass(next_pass, waiting, running, size, rows)

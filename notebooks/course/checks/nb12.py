@@ -1,5 +1,4 @@
-"""Checks of notebook 12: predictions from bytes and operations, the buffers of a captured graph, and a sum that depends on
-the batch; nb12_tile.py has the product in C++."""
+"""Checks of notebook 12: the buffers of a captured graph, and a sum that depends on the batch."""
 
 from functools import reduce
 from types import SimpleNamespace
@@ -10,74 +9,8 @@ import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, Wrong, compare
 
 SIZE, WIDTH = 6, 100  # of the recorded pass; entries of a row
-
-
-@exercise("12.1", "Tokens per second")
-def _(given: Given) -> str:
-    cases = [
-        (1000, 10, 2, 50, 4000.0),
-        (12_000_000, 2560, 1, 100, 6_128_000_000.0),
-        (12_000_000, 2560, 16, 100, 8_048_000_000.0),
-        (1000, 10, 4, 0, 500.0),
-        (16_000_000_000, 131_072, 8, 4096, 3.35e12),
-    ]
-    mistakes: dict[str, Mistake] = {
-        "That is how many passes are made per second. Each pass makes a token for every request.": "of_one",
-        "K/V is read, too: `context` tokens of every request.": "no_kv",
-        "You count the K/V of one request. A pass reads that of every request.": "kv_of_one",
-        "The weights are read once per pass, however many requests are in it.": "weights_for_each",
-    }
-    compare(given["tokens_per_second"], _speed, cases, mistakes, hint="the speed is wrong, a number", rtol=1e-9)
-    return "with and without K/V, for one request and for many"
-
-
-def _speed(weight_bytes: int, kv_bytes: int, requests: int, context: int, bandwidth: float, wrong: Wrong = ()) -> float:
-    read_kv = (0 if "no_kv" in wrong else 1 if "kv_of_one" in wrong else requests) * context * kv_bytes
-    size = weight_bytes * (requests if "weights_for_each" in wrong else 1) + read_kv
-    return float((1 if "of_one" in wrong else requests) * bandwidth / size)
-
-
-@exercise("12.2", "Where the weights stop mattering")
-def _(given: Given) -> str:
-    cases = [  # where reading and computing take equally long, all times are exact in floats, however they are computed
-        (100, 4, 0, 0, 1000, 10_000),
-        (1024, 2, 0, 0, 1024, 8192),
-        (100, 4, 0, 10, 1000, 10_010),
-        (1024, 4, 4, 64, 1024, 4096),
-        (1000, 4, 100, 64, 1000, 10_000),
-        (128, 4, 16, 1, 1024, 16_384),
-        (1_000_000, 1, 0, 64, 1_000_000, 1000),
-        (100_000, 1, 24_999, 1, 1024, 8192),
-        (8_000_000_000, 2, 0, 131_072, 2_000_000_000_000, 301_000_000_000_000),
-    ]
-    mistakes: dict[str, Mistake] = {
-        "You count one operation per weight and request. It is two: a multiplication and an addition.": "one_operation",
-        "K/V is missing. Each request reads that of its context.": "no_kv",
-        "Where reading the K/V of one more request takes longer than its arithmetic, arithmetic never catches up. Return "
-        "None.": "never_1",
-        "A pass has at least one request.": "none",
-        "With one request fewer, reading still takes longer than computing.": "fewer",
-    }
-    hint = (
-        "the fewest requests, a whole number, for which computing takes at least as long as reading; None if no number "
-    )
-    hint += "is enough. To find that out, compare the times of one request"
-    compare(given["busy_from"], _first_busy, cases, mistakes, hint=hint)
-    return "float32 and int8 weights, short contexts, and contexts that are too long"
-
-
-def _first_busy(
-    weights: int, weight_bytes: int, context: int, kv_bytes: int, bandwidth: int, flops: int, wrong: Wrong = ()
-) -> int | None:
-    """All in whole numbers: requests * each >= all."""
-    operations = 1 if "one_operation" in wrong else 2
-    each = operations * weights * bandwidth - (0 if "no_kv" in wrong else context * kv_bytes * flops)
-    if each <= 0:
-        return 1 if "never_1" in wrong else None
-    return max(-(-weights * weight_bytes * flops // each), "none" not in wrong) - ("fewer" in wrong)
 
 
 NAMES = ("input_ids", "positions", "seq_lens", "slots", "starts")
@@ -90,7 +23,7 @@ WHY = {
 }
 
 
-@exercise("12.3", "The buffers of a captured graph", points=2)
+@exercise("12.1", "The buffers of a captured graph", points=2)
 def _(given: Given) -> str:
     fill_buffers, rng = given["fill_buffers"], np.random.default_rng(12)
     arrays = {name: rng.integers(100, 1000, SIZE) for name in NAMES}
@@ -120,7 +53,7 @@ def _(given: Given) -> str:
 INPUTS, OUTPUTS = 96, 200
 
 
-@exercise("12.5", "A sum that depends on the batch", points=2)
+@exercise("12.2", "A sum that depends on the batch", points=2)
 def _(given: Given) -> str:
     linear, generator = given["linear"], torch.Generator().manual_seed(5)
     x = torch.randn(16, INPUTS, generator=generator).to(torch.bfloat16)

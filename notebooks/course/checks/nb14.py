@@ -1,7 +1,4 @@
-"""Checks of notebook 14: drafts that are looked up, which tokens of a pass count, how many drafts pay, and the rows of a
-VERIFY pass."""
-
-from typing import Any
+"""Checks of notebook 14: drafts that are looked up, which tokens of a pass count, and how many drafts pay."""
 
 import numpy as np
 
@@ -129,40 +126,3 @@ def _best(p: float, seconds: list[float], most: int, wrong: Wrong = ()) -> int:
     speeds = [_tokens(p, k) / (1 if "passes" in wrong else seconds[n] or seconds[1]) for k, n in enumerate(rows)]
     best = [k for k, speed in enumerate(speeds) if speed >= max(speeds) - 1e-12]
     return best[-1 if "most" in wrong else 0]
-
-
-@exercise("14.4", "The rows of a VERIFY pass")
-def _(given: Given) -> str:
-    rng = np.random.default_rng(16)
-    cases: list[tuple[list[int], ...]] = [
-        ([7, 2], [10, 4], [13, 5]),
-        ([3], [0], [1]),
-        ([0, 1, 2], [5, 9, 1], [6, 10, 2]),
-        ([4], [20], [25]),
-    ]
-    for _ in range(30):
-        size = int(rng.integers(1, 6))
-        before = rng.integers(0, 50, size)
-        ends = (before + rng.integers(1, 5, size)).tolist()
-        cases.append((rng.permutation(8)[:size].tolist(), before.tolist(), ends))
-    mistakes: dict[str, Mistake] = {
-        "You have a row for each request. The pass has one for each *token*: the newest and the drafts.": (
-            lambda rows, starts, ends: (rows, ends)
-        ),
-        "You have a row for each draft. The newest token of a request has one, too.": "only_drafts",
-        "These are positions. A token reads its own K/V as well, so its length is one more.": "not_itself",
-        "With these lengths, each row reads *all* drafts, its own successors included. Row j reads j drafts.": "all_drafts",
-    }
-    hint = "two lists. The tokens of a request are side by side, and all read its row. The newest token's length is "
-    hint += "starts[i] + 1, and each draft's is one more"
-    compare(given["decode_rows"], _rows, cases, mistakes, hint=hint)
-    return "one request and several, with and without drafts"
-
-
-def _rows(rows: list[int], starts: list[int], ends: list[int], wrong: Wrong = ()) -> tuple[Any, ...]:
-    tokens = [
-        (row, end if "all_drafts" in wrong else at + ("not_itself" not in wrong))
-        for row, start, end in zip(rows, starts, ends, strict=True)
-        for at in range(start + ("only_drafts" in wrong), end)
-    ]
-    return [row for row, _ in tokens], [length for _, length in tokens]

@@ -1,10 +1,9 @@
-"""Checks of notebook 15: the mask of a state, a text along the states, bit masks for a batch, and forced tokens."""
+"""Checks of notebook 15: a text along the states, and forced tokens."""
 
 import random
 from typing import Any
 
 import numpy as np
-import torch
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint
@@ -35,40 +34,7 @@ def _walk(arrows: Arrows, state: int, text: str) -> int | None:
     return at
 
 
-@exercise("15.1", "The mask of a state")
-def _(given: Given) -> str:
-    mask_of, rng = given["mask_of"], random.Random(15)
-    small: Arrows = {(0, "a"): 1, (1, "b"): 2, (2, ","): 0}
-    machines = [(small, {2}, ["", "a", "b", ",", "ab", "b,", "ab,a", "ba", ",,"], 0)]
-    machines += [_machine(rng) for _ in range(40)]
-    cases = [(arrows, acc, state, tokens, end) for arrows, acc, tokens, end in machines for state in _states(arrows)]
-    mistakes: dict[str, Mistake] = {
-        "Where the text may end, the end token is allowed; where it must go on, it isn't.": "never_ends",
-        "The end token is allowed only where the text may end.": "always",
-        "A token without a text that isn't the end token is never allowed.": "empty",
-        "The walk begins in the state that is asked about, not in state 0.": "from_0",
-        "A token's first character is allowed, but not all of them, one after the other. Each arrow leads to the state for "
-        "the next character.": "first",
-        "A token may lead to a state where the text may not end yet. It needn't: more tokens can follow.": "final",
-    }
-    hint = "a list with True or False for each token: True where all its characters have an arrow, one after the other"
-    compare(lambda *machine: [bool(each) for each in mask_of(*machine)], _mask, cases, mistakes, hint=hint)
-    return "41 machines, all of their states"
-
-
-def _mask(
-    arrows: Arrows, accepting: set[int], state: int, tokens: list[str], end: int, wrong: Wrong = ()
-) -> list[bool]:
-    found = []
-    for token, text in enumerate(tokens):
-        at = _walk(arrows, 0 if "from_0" in wrong else state, text[:1] if "first" in wrong else text)
-        allowed = at is not None and (text != "" or "empty" in wrong) and ("final" not in wrong or at in accepting)
-        may_end = ("always" in wrong or state in accepting) and "never_ends" not in wrong
-        found.append(may_end if token == end else allowed)
-    return found
-
-
-@exercise("15.2", "A text along the states", points=2)
+@exercise("15.1", "A text along the states", points=2)
 def _(given: Given) -> str:
     write, rng = given["write_greedily"], random.Random(152)
     line: Table = {0: {1: 1}, 1: {2: 2}, 2: {}}
@@ -143,64 +109,7 @@ def _bits(tokens: list[int], words: int) -> np.ndarray:
     return mask.view(np.int32)
 
 
-@exercise("15.3", "Bit masks for a batch", points=2)
-def _(given: Given) -> str:
-    apply_bits, rng = given["apply_bits"], random.Random(153)
-    sizes: list[tuple[int, int, int, list[int], list[list[int]]]] = [
-        (1, 32, 1, [0], [[0, 5]]),
-        (1, 64, 2, [0], [[3, 31, 40]]),
-        (1, 64, 2, [0], [list(range(64))]),
-        (3, 64, 2, [1], [[7]]),
-        (3, 64, 2, [2, 0], [[7], [9]]),
-        (2, 40, 2, [0, 1], [[39], [1, 32, 50]]),
-        (2, 40, 3, [1], [[]]),
-        (2, 96, 3, [], []),
-    ]
-    for _ in range(30):
-        batch, vocabulary = rng.randrange(1, 6), rng.randrange(1, 200)
-        words, share = -(-vocabulary // 32) + rng.randrange(2), rng.random()
-        rows = rng.sample(range(batch), rng.randrange(batch + 1))
-        sets = [[token for token in range(32 * words) if rng.random() < share] for _ in rows]
-        sizes.append((batch, vocabulary, words, rows, sets))
-    cases = []
-    for batch, vocabulary, words, rows, sets in sizes:
-        masks = np.array([_bits(each, words) for each in sets], dtype=np.int32).reshape(-1, words)
-        cases.append((torch.randn(batch, vocabulary, generator=torch.Generator().manual_seed(3)), rows, masks))
-
-    def call(scores: torch.Tensor, rows: list[int], masks: np.ndarray) -> torch.Tensor:
-        own, kept = scores.clone(), masks.copy()
-        apply_bits(own, list(rows), masks)
-        if not np.array_equal(masks, kept):
-            raise Hint("You changed `masks`.")
-        return own
-
-    mistakes: dict[str, Mistake] = {
-        "The scores are as before. Change `scores` itself. What you return isn't looked at.": lambda scores, rows, masks: (
-            scores
-        ),
-        "You forbid the allowed tokens. A bit of 1 allows.": "inverted",
-        "Row i isn't row rows[i]: masks[i] is for the row rows[i], and other rows have no mask.": "by_place",
-        "The last bit of a word is the sign of an int32. A test such as `> 0` fails there: compare with 0, or "
-        "shift.": "no_sign",
-        "Bit 0 is the lowest bit of a word, not the highest.": "reversed_bits",
-    }
-    hint = "token t has bit t % 32 of word t // 32. Allowed tokens keep their scores, and the others get −infinity"
-    compare(call, _masked, cases, mistakes, hint=hint)
-    return "38 batches, also with words beyond the vocabulary"
-
-
-def _masked(scores: torch.Tensor, rows: list[int], masks: np.ndarray, wrong: Wrong = ()) -> torch.Tensor:
-    for i, row in enumerate(range(len(rows)) if "by_place" in wrong else rows):
-        words = masks[i].view(np.uint32)
-        for token in range(scores.shape[1]):
-            place = 31 - token % 32 if "reversed_bits" in wrong else token % 32
-            allowed = bool(int(words[token // 32]) >> place & 1) and ("no_sign" not in wrong or place < 31)
-            if allowed == ("inverted" in wrong):
-                scores[row, token] = -torch.inf
-    return scores
-
-
-@exercise("15.4", "Forced tokens", points=2)
+@exercise("15.2", "Forced tokens", points=2)
 def _(given: Given) -> str:
     forced = given["forced"]
     chain: Table = {i: {i + 40: i + 1} for i in range(5)}

@@ -1,17 +1,28 @@
-"""How small may the pool be, and how much should be set aside? Requests wait, or are retracted, as both say together."""
+"""How small may the pool be, how much should be set aside, and who gives way? Requests wait, or are retracted, by these."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from unittest.mock import patch
 
 from nanoinfer.llm import LLM
-from nanoinfer.scheduler.retraction import INITIAL_RATIO
-from nanoinfer.viz.trace.phases import WAITING
+from nanoinfer.requests.req import Req
+from nanoinfer.scheduler import scheduler
+from nanoinfer.scheduler.retraction import INITIAL_RATIO, first_to_retract
+from nanoinfer.viz.trace.phases import RETRACTED, WAITING
 from nanoinfer.viz.words import count
 from notebooks.course.explore import Bar, Bars, Control, Flag, Frame, InteractiveFigure, Lanes, Number, Numbers
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
 
-SIZES = (40, 48, 56, 64, 80, 112)
+SIZES = (40, 48, 56, 64, 80)
 # The share that admission sets aside at first → the schedule_conservativeness that begins with it. Retractions raise it.
-SHARES = {0: 1e-3, 0.25: 0.25 / INITIAL_RATIO, 0.5: 0.5 / INITIAL_RATIO, 0.75: 0.75 / INITIAL_RATIO, 1: 11.0}
+SHARES = {0: 1e-3, 0.5: 0.5 / INITIAL_RATIO, 1: 11.0}
+RULES: dict[str, Callable[[Sequence[Req]], Req]] = {
+    "fewest output tokens": first_to_retract,
+    "first to arrive": lambda reqs: min(reqs, key=lambda req: req.ticket),
+    "most slots": lambda reqs: max(reqs, key=lambda req: (req.allocated_len, req.ticket)),
+}
 POLICY = "fcfs"  # in order of arrival: other orders come only in the next notebook
 ARRIVALS = (Arrival(0, FOX, 20), Arrival(0, BEAR, 16), Arrival(2, RIVER, 12), Arrival(5, HELLO, 14))
 PHASES = (
@@ -21,28 +32,34 @@ PHASES = (
     ("idle", "running, not in this pass"),
     ("retracted", "retracted, waits again"),
 )
+Setting = tuple[int, float, str]
 
 
-def record_pool_sizes(llm: LLM) -> dict[tuple[int, float], Run]:
-    """The same requests, served from pools of each size, with each share set aside at first."""
-    return {
-        (size, share): serve(llm, ARRIVALS, size, schedule_policy=POLICY, schedule_conservativeness=factor)
-        for size in SIZES
-        for share, factor in SHARES.items()
-    }
+def record_pool_sizes(llm: LLM) -> dict[Setting, Run]:
+    """The same requests, served from pools of each size, with each share set aside at first, retracted by each rule."""
+    runs = {}
+    for (name, rule), size, share in product(RULES.items(), SIZES, SHARES):
+        with patch.object(scheduler, "first_to_retract", rule):
+            settings = {"schedule_policy": POLICY, "schedule_conservativeness": SHARES[share]}
+            runs[size, share, name] = serve(llm, ARRIVALS, size, **settings)
+    return runs
 
 
 def pool_sizes(llm: LLM) -> InteractiveFigure:
-    """Slots in the pool and share set aside → what every request does in every step, the pool's occupancy above, where it
-    ran out, and how many steps each share takes."""
+    """Slots in the pool, share set aside and who gives way → what every request does in every step, the pool's occupancy
+    above, where it ran out, and how many steps each share and each rule take."""
     runs = record_pool_sizes(llm)
     steps = {setting: moments(run) for setting, run in runs.items()}
     width = max(map(len, steps.values()))
     looks = [*((look_of(k), f"request {k}'s") for k in range(len(ARRIVALS))), ("locked", NAMES["locked"])]
+
+    def bars(title: str, chosen: Setting, others: dict[str, Setting]) -> Bars:
+        return Bars(title, [steps_bar(name, runs[s], len(steps[s]), s == chosen) for name, s in others.items()], width)
+
     frames = {}
-    for (size, share), run in runs.items():
-        shown = steps[size, share]
-        frames[SIZES.index(size), list(SHARES).index(share)] = Frame(
+    for (size, share, rule), run in runs.items():
+        chosen, shown = (size, share, rule), steps[size, share, rule]
+        frames[SIZES.index(size), list(SHARES).index(share), list(RULES).index(rule)] = Frame(
             [
                 Lanes(
                     f"Four requests and a pool of {size} slots, step by step",
@@ -53,27 +70,29 @@ def pool_sizes(llm: LLM) -> InteractiveFigure:
                     flags=[Flag(moment.step - 1, cause(moment)) for moment in shown if moment.retracted],
                     note=prompts_note(run.trace),
                 ),
-                Bars(
-                    f"Steps until all have ended, with {size} slots",
-                    [steps_bar(each, runs[size, each], len(steps[size, each]), each == share) for each in SHARES],
-                    width,
+                bars(
+                    "Steps until all have ended, by the share set aside",
+                    chosen,
+                    {percent_of(each): (size, each, rule) for each in SHARES},
                 ),
+                bars("The same, by who gives way", chosen, {each: (size, share, each) for each in RULES}),
                 Numbers("The whole run", numbers(run, shown)),
             ],
             sentence(size, share, shown),
         )
     return InteractiveFigure(
-        "How small may the pool be, and how much should be set aside?",
+        "How small may the pool be, how much should be set aside, and who gives way?",
         "Each column is one step. The strip on top shows how many slots each request and the tree hold after it. "
-        "Look at the marks (!): there the running requests needed more slots than were free or evictable, and one of them "
-        "had to give way. The share says how much of what a request may still produce is set aside when another one asks "
+        "At a mark (!) the running requests needed more slots than were free or evictable, so one of them was retracted: "
+        "choose which. The share says how much of what a request may still produce is set aside when another one asks "
         "to be admitted.",
         [
             Control("slots", "slots in the pool", list(SIZES), start=2),
             Control("share", "share set aside at first", list(SHARES), [percent_of(share) for share in SHARES]),
+            Control("rule", "who gives way", [*RULES]),
         ],
         frames,
-        height=1490,
+        height=1570,
     )
 
 
@@ -81,10 +100,10 @@ def percent_of(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def steps_bar(share: float, run: Run, steps: int, chosen: bool) -> Bar:
+def steps_bar(name: str, run: Run, steps: int, chosen: bool) -> Bar:
     retractions = run.stats[-1].retractions
     text = f"{steps} steps" + (f", {count(retractions, 'retraction')}" if retractions else "")
-    return Bar(f"{percent_of(share)} set aside", steps, text, look="highlight" if chosen else "in-use")
+    return Bar(name, steps, text, look="highlight" if chosen else "in-use")
 
 
 def cause(moment: Moment) -> str:
@@ -98,11 +117,14 @@ def cause(moment: Moment) -> str:
 
 def numbers(run: Run, shown: list[Moment]) -> list[Number]:
     stats, computed = run.stats[-1], sum(moment.num_tokens for moment in shown)
-    waited = sum(moment.phases.get(i) == WAITING for moment in shown for i in range(len(ARRIVALS)))
+    waited, stopped = (
+        sum(phase == each for moment in shown for phase in moment.phases.values()) for each in (WAITING, RETRACTED)
+    )
     return [
         Number("steps until all have ended", str(len(shown)), strong=True),
         Number("retractions", str(stats.retractions), strong=True),
         Number("steps spent waiting for the first admission", str(waited)),
+        Number("steps spent waiting again, in the middle of an answer", str(stopped)),
         Number("cached tokens evicted", str(sum(moment.evicted for moment in shown))),
         Number("tokens computed", str(computed)),
     ]

@@ -162,7 +162,7 @@ def tree_steps(llm: LLM) -> InteractiveFigure:
         ],
         frames,
         height=1010,
-        still=(1,),
+        still=(6,),
         runs=1,
     )
 

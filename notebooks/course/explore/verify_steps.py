@@ -12,9 +12,8 @@ from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, Inter
 from notebooks.course.explore.runs import one_thread
 from notebooks.course.prompts import STORY
 
-DRAFTS, CONTEXT, MOST_TOKENS = 4, 1, 100
+DRAFTS, CONTEXT, MOST_TOKENS = 4, 1, 180
 COLUMNS = CONTEXT + 1 + DRAFTS + 2  # positions that are shown
-KINDS = ("some drafts are right", "all drafts are right", "no draft is right")
 COPY = STORY + "\n\n" + STORY[: STORY.index("She waited two")].rstrip()
 BEFORE, AFTER, NEXT = "before the pass", "after the pass", "the next pass"
 LEGEND = [
@@ -22,7 +21,7 @@ LEGEND = [
     ("bar", "a draft, not checked yet"),
     ("new", "computed in this pass"),
     ("in-use", "earlier K/V that the row reads"),
-    ("padding", "a slot that is still empty"),
+    ("free", "a slot that is still empty"),
     ("leftover", "a wrong draft: not in use"),
 ]
 
@@ -47,28 +46,27 @@ class Pass:
     def accepted(self) -> int:
         return len(self.got) - 1
 
-    @property
-    def kind(self) -> str:
-        return KINDS[1 if self.accepted == DRAFTS else 0 if self.accepted else 2]
 
-
-def record_passes(llm: LLM) -> dict[str, Pass]:
-    """The first pass of each of KINDS: `ngram` guesses, and the prompt is a story and its beginning once more."""
+def record_passes(llm: LLM) -> dict[int, Pass]:
+    """The first pass in which 0, 1, ... DRAFTS drafts are right: `ngram` guesses, and the prompt is a story and its
+    beginning once more."""
     model = llm.model
     fields = {"drafter": "ngram", "num_draft_tokens": DRAFTS, "adaptive_drafts": False, "max_total_tokens": 1024}
     engine = make_engine(model, EngineConfig(max_running_requests=1, max_context_len=512, **fields))  # type: ignore[arg-type]
     engine.add_request(COPY, SamplingParams(max_new_tokens=MOST_TOKENS, temperature=0, ignore_eos=True))
-    found: dict[str, Pass] = {}
+    found: dict[int, Pass] = {}
     waiting: Pass | None = None
     with one_thread():
-        while engine.has_unfinished() and len(found) < len(KINDS):
+        while engine.has_unfinished() and len(found) <= DRAFTS:
             engine.step()
             batch = engine.last_batch
             assert batch is not None
             (req,) = batch.reqs
             tokens, slots = batch.input_ids.tolist(), batch.out_cache_loc.tolist()
             if waiting is not None:
-                found.setdefault(waiting.kind, Pass(**{**vars(waiting), "next_tokens": tokens, "next_slots": slots}))
+                found.setdefault(
+                    waiting.accepted, Pass(**{**vars(waiting), "next_tokens": tokens, "next_slots": slots})
+                )
                 waiting = None
             if batch.forward_mode is not ForwardMode.VERIFY or len(tokens) != 1 + DRAFTS:
                 continue
@@ -89,41 +87,44 @@ def record_passes(llm: LLM) -> dict[str, Pass]:
 
 
 def verify_steps(llm: LLM) -> InteractiveFigure:
-    """Kind of pass and step → tokens and slots, what each row reads and gives, and what the request gets."""
-    passes, tokenizer = record_passes(llm), llm.model.tokenizer
+    """How many drafts are right, and step → tokens and slots, what each row reads and gives, and what the request gets."""
+    passes, tokenizer = record_passes(llm), llm.tokenizer
+    assert tokenizer is not None
     steps = [BEFORE, *(f"row {row}" for row in range(1 + DRAFTS)), AFTER, NEXT]
     frames = {
-        (i, step): _frame(passes[kind], step - 1, tokenizer)
-        for i, kind in enumerate(KINDS)
+        (right, step): _frame(passes[right], step - 1, tokenizer)
+        for right in range(1 + DRAFTS)
         for step in range(len(steps))
     }
     return InteractiveFigure(
         "What does a VERIFY pass do, row by row?",
-        f"A request gets {DRAFTS} drafts from its own text. The pass computes all rows at once. Step through them to see "
-        "what each row reads, what it gives, and which drafts that accepts.",
+        f"A request gets {DRAFTS} drafts from its own text. Drag how many of them are right, then step: the pass computes "
+        "all rows at once, and its right tokens move kv_len. What becomes of the other slots?",
         [
-            Control("pass", "a pass in which", list(KINDS)),
+            Control("right", "drafts that are right", list(range(1 + DRAFTS)), start=2),
             Control("step", "look at", list(range(len(steps))), steps),
         ],
         frames,
-        still=(0, 1 + 3),
+        still=(2, 2 + DRAFTS),
         height=1140,
         runs=1,
     )
 
 
-def _text(tokenizer: Tokenizer | None, token: int) -> str:
-    return str(token) if tokenizer is None else visible(token_text(tokenizer, [token]))
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return visible(token_text(tokenizer, [token]))
 
 
-def _frame(each: Pass, row: int, tokenizer: Tokenizer | None) -> Frame:
+def _frame(each: Pass, row: int, tokenizer: Tokenizer) -> Frame:
     """`row`: −1 before the pass, 1 + DRAFTS after it, 2 + DRAFTS with the next pass."""
     texts = [_text(tokenizer, token) for token in each.tokens]
     given = [_text(tokenizer, token) for token in each.got]
     tokens = _tokens(each, row, tokenizer)
+    kv_len = each.kv_len if row > DRAFTS else each.start
     rows = [
         CellRow("token", _padded([Cell("r0", _text(tokenizer, token)) for token in each.earlier_tokens] + tokens)),
         CellRow("slot", _padded([Cell("r0", str(slot)) for slot in each.earlier_slots] + _slots(each, row))),
+        CellRow(f"kv_len: {kv_len}", _padded([Cell("r0")] * (kv_len - each.start + CONTEXT))),
     ]
     for j in range(1 + DRAFTS):
         reads = [Cell("in-use")] * (CONTEXT + j) + [Cell("new")] if j <= row else [Cell()]
@@ -139,7 +140,6 @@ def _frame(each: Pass, row: int, tokenizer: Tokenizer | None) -> Frame:
     accepted = f"{each.accepted} of {DRAFTS}" if known else f"{row + 1} so far" if row >= 0 else "not known yet"
     numbers = [
         Number("tokens of the request", str(each.start + 1 + (len(each.got) if after else 0))),
-        Number("kv_len, the K/V that counts", str(each.kv_len if after else each.start)),
         Number("drafts accepted", accepted),
         Number("tokens that the pass gives", str(len(each.got)) if known else f"{max(row, 0) + 1} at least"),
     ]
@@ -159,7 +159,7 @@ def _padded(cells: list[Cell]) -> list[Cell]:
     return [*cells, *[Cell()] * COLUMNS][:COLUMNS]
 
 
-def _tokens(each: Pass, row: int, tokenizer: Tokenizer | None) -> list[Cell]:
+def _tokens(each: Pass, row: int, tokenizer: Tokenizer) -> list[Cell]:
     """The newest token and what is behind it. A wrong draft stays until the comparison has found it."""
     if row > DRAFTS:
         known = [each.tokens[0], *each.got]
@@ -176,7 +176,7 @@ def _tokens(each: Pass, row: int, tokenizer: Tokenizer | None) -> list[Cell]:
 
 def _slots(each: Pass, row: int) -> list[Cell]:
     if row <= DRAFTS:
-        return [Cell("new" if j <= row else "padding", str(slot)) for j, slot in enumerate(each.slots)]
+        return [Cell("new" if j <= row else "free", str(slot)) for j, slot in enumerate(each.slots)]
     kept = each.kv_len - each.start
     cells = [Cell("r0", str(slot)) for slot in each.slots[:kept]]
     wrong = [Cell("leftover", str(slot)) for slot in each.slots[kept:]]

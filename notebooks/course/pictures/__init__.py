@@ -2,7 +2,7 @@
 
 from notebooks.course.pictures.blocks import block_rows, hashed_blocks, tiers
 from notebooks.course.pictures.network import decoder, split_layer, split_product
-from notebooks.course.pictures.passes import adapter_rows, drafted_text, verify_rows
+from notebooks.course.pictures.passes import adapter_rows, drafted_text
 from notebooks.course.pictures.sessions import padded_batch, session_steps
 from notebooks.course.pictures.spans import kernel_times, lanes, replicas
 
@@ -20,5 +20,4 @@ __all__ = [
     "split_layer",
     "split_product",
     "tiers",
-    "verify_rows",
 ]

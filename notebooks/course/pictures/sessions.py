@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from nanoinfer.sessions.inference import InferenceSession
 from nanoinfer.viz.lettering import SMALL, TINY, text_width
-from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, owner_style, request_style
+from nanoinfer.viz.palette import GRID, INK, MUTED, ROLES, request_style
 from nanoinfer.viz.picture import Picture
 from nanoinfer.viz.sheet import Heading, Sheet
-from nanoinfer.viz.words import count, num_bytes, percent
+from nanoinfer.viz.words import count, percent
 
 HEIGHT = 19.0
 
@@ -70,36 +69,25 @@ def session_steps(
 MOST_CELLS = 40
 
 
-def padded_batch(
-    sessions_or_lens: Sequence[InferenceSession] | Sequence[int],
-    *,
-    labels: Sequence[str] | None = None,
-    **heading: Unpack[Heading],
-) -> Picture:
-    """Rows of K/V, each as long as the longest: used tokens and padding, with shares, and bytes where sessions are given.
-
-    `sessions_or_lens`: InferenceSessions (their `kv_len` as it is now) or lengths. `labels`: a text per row.
-    """
-    lens = [each if isinstance(each, int) else each.kv_len for each in sessions_or_lens]
-    bytes_per_token = getattr(getattr(sessions_or_lens[0], "engine", None), "kv_bytes_per_token", 0)
-    names = list(labels) if labels is not None else [f"session {i}" for i in range(len(lens))]
+def padded_batch(lens: Sequence[int], *, labels: Sequence[str], **heading: Unpack[Heading]) -> Picture:
+    """Rows of K/V of `lens` tokens, each as long as the longest: used tokens and padding, with their shares."""
     longest, used = max(lens), sum(lens)
     cells = longest * len(lens)
     sheet = Sheet(
         default_title=f"A padded batch: {count(len(lens), 'row')} × {count(longest, 'token')} of K/V", **heading
     )
-    gutter = min(max(text_width(name) for name in names) + 12, 200)
+    gutter = min(max(text_width(name) for name in labels) + 12, 200)
     room = sheet.right - sheet.left - gutter - 150
     x0, width = sheet.left + gutter, min(room / max(longest, 1), 30)
-    for i, (name, length) in enumerate(zip(names, lens, strict=True)):
+    for i, (name, length) in enumerate(zip(labels, lens, strict=True)):
         sheet.text(x0 - 8, sheet.y + 10, name, ha="right", width=gutter - 8)
         if longest <= MOST_CELLS:
             for k in range(longest):
-                look = owner_style(name, i) if k < length else ROLES["padding"]
+                look = ROLES["in_use"] if k < length else ROLES["padding"]
                 sheet.rect(x0 + k * width, sheet.y, width, 20, look, edge="#ffffff", name=f"row {i} token {k}")
         else:
             sheet.rect(x0, sheet.y, longest * width, 20, ROLES["padding"], name=f"row {i} padding")
-            sheet.rect(x0, sheet.y, length * width, 20, owner_style(name, i), name=f"row {i} used")
+            sheet.rect(x0, sheet.y, length * width, 20, ROLES["in_use"], name=f"row {i} used")
         padding = longest - length
         use = f"{length:,} used" + (f", {padding:,} padding" if padding else "")
         sheet.text(x0 + longest * width + 8, sheet.y + 10, use, size=SMALL)
@@ -108,11 +96,10 @@ def padded_batch(
     sheet.line([x0, x0, end, end], [sheet.y + 2, sheet.y + 6, sheet.y + 6, sheet.y + 2], colour=INK)
     sheet.text((x0 + end) / 2, sheet.y + 15, f"longest: {longest:,}", size=SMALL, ha="center", colour=MUTED)
     sheet.y += 30
-    in_bytes = [f" = {num_bytes(n * bytes_per_token)}" if bytes_per_token else "" for n in (used, cells - used)]
-    of_used = f"used, each row in its colour: {used:,} of {cells:,} ({percent(used, cells)}){in_bytes[0]}"
-    of_padding = f"{cells - used:,} ({percent(cells - used, cells)}){in_bytes[1]}"
-    sheet.legend([(owner_style(names[0], 0), of_used), (ROLES["padding"], f"padding: {of_padding}")])
+    of_used = f"used: {used:,} of {cells:,} ({percent(used, cells)})"
+    of_padding = f"{cells - used:,} ({percent(cells - used, cells)})"
+    sheet.legend([(ROLES["in_use"], of_used), (ROLES["padding"], f"padding: {of_padding}")])
     return sheet.picture(
-        f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used{in_bytes[0]}, "
-        f"{cells - used:,} padding ({percent(cells - used, cells)}){in_bytes[1]}."
+        f"{count(len(lens), 'row')} padded to {longest:,} tokens: {used:,} of {cells:,} used, "
+        f"{of_padding.replace(' (', ' padding (')}."
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
-from notebooks.course.explore import chunk_sizes, eviction, page_sizes, pool_sizes, tree_steps
+from notebooks.course.explore import batching, eviction, page_sizes, pass_fields, pool_sizes, tree_steps
 from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
@@ -60,7 +60,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
     [
         page_sizes.record_page_sizes,
         pool_sizes.record_pool_sizes,
-        chunk_sizes.record_chunk_sizes,
         eviction.record_eviction,
     ],
 )
@@ -68,6 +67,22 @@ def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], reco
     first, *others = (texts(run) for run in recorded(record).values())
     assert all(first)
     assert all(other == first for other in others)
+
+
+# --- batching --------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(recorded: Recorded) -> None:
+    figure, runs = recorded(batching.batching), recorded(batching.record_batching)
+    for i, long in enumerate(batching.LONG):
+        for j, rows in enumerate(batching.ROWS):
+            groups = [batching.wanted(long)[k : k + rows] for k in range(0, 12, rows)]
+            static, continuous = (bar.value for bar in panel(figure, (i, j), Bars).bars)
+            assert continuous <= static == sum(max(group) - 1 for group in groups)
+            for number, kind in enumerate((False, True)):
+                lanes = panel(figure, (i, j), Lanes, number).lanes
+                drawn = sum(span.end - span.start for lane in lanes for span in lane.spans if span.phase == "decode")
+                assert drawn == sum(map(len, runs[long, rows, kind])) == sum(batching.wanted(long)) - 12
 
 
 # --- page size -------------------------------------------------------------------------------------------------------
@@ -95,12 +110,28 @@ def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LL
                 assert bars[i].look == ("highlight" if other == i else "padding")
 
 
+# --- fields of a pass --------------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_has_its_numbers_and_an_earlier_request_2_has_other_slots(recorded: Recorded) -> None:
+    figure = recorded(pass_fields.pass_fields)
+    example, sooner, together = (shown_numbers(figure, indices) for indices in ((2, 10), (1, 3), (0, 0)))
+    assert (example["req_pool_indices"], example["seq_lens"], example["prefix_lens"]) == ("[0]", "[12]", "[7]")
+    assert (example["positions"], example["out_cache_loc (write)"]) == ("7-11", "16-20")
+    assert (sooner["prefix_lens"], sooner["out_cache_loc (write)"]) == ("[7]", "9-13")
+    assert (together["prefix_lens"], together["out_cache_loc (write)"]) == ("[0, 0]", "0-6 | 7-18")
+
+
 # --- pool size -------------------------------------------------------------------------------------------------------
 
 
-def indices_of(setting: tuple[int, float]) -> tuple[int, int]:
-    size, share = setting
-    return pool_sizes.SIZES.index(size), list(pool_sizes.SHARES).index(share)
+def indices_of(setting: pool_sizes.Setting) -> tuple[int, int, int]:
+    size, share, rule = setting
+    return (
+        pool_sizes.SIZES.index(size),
+        list(pool_sizes.SHARES).index(share),
+        list(pool_sizes.RULES).index(rule),
+    )
 
 
 def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:

@@ -14,7 +14,7 @@ from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, to
 from notebooks.course.explore.lives import lives_of
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.explore.sampling import distributions
-from notebooks.course.explore.verify_steps import COPY, DRAFTS, KINDS, Pass, record_passes, verify_steps
+from notebooks.course.explore.verify_steps import COPY, DRAFTS, Pass, record_passes, verify_steps
 from notebooks.course.prompts import FOX
 from tests.tools.pages.conftest import PROMPT, Recorded, live, sampled
 
@@ -70,38 +70,37 @@ def test_bars_and_numbers_are_of_the_distribution(recorded: Recorded, story: LLM
 
 
 @pytest.fixture(scope="module")
-def passes(recorded: Callable[[Callable[[LLM], dict[str, Pass]]], dict[str, Pass]]) -> dict[str, Pass]:
+def passes(recorded: Callable[[Callable[[LLM], dict[int, Pass]]], dict[int, Pass]]) -> dict[int, Pass]:
     return recorded(record_passes)
 
 
-def test_there_is_a_pass_of_each_kind_and_its_tokens_are_those_without_drafts(
-    passes: dict[str, Pass], story: LLM
+def test_there_is_a_pass_for_each_number_of_right_drafts_and_its_tokens_are_those_without_drafts(
+    passes: dict[int, Pass], story: LLM
 ) -> None:
-    (output,) = story.generate(COPY, SamplingParams(max_new_tokens=100, temperature=0, ignore_eos=True), use_tqdm=False)
+    (output,) = story.generate(COPY, SamplingParams(max_new_tokens=180, temperature=0, ignore_eos=True), use_tqdm=False)
     text = [*story.tokenizer.encode(COPY), *output.token_ids]
-    assert set(passes) == set(KINDS)
-    for kind, each in passes.items():
+    assert sorted(passes) == list(range(1 + DRAFTS))
+    for number, each in passes.items():
         assert each.got == text[each.start + 1 : each.start + 1 + len(each.got)]
         right = next((j for j in range(DRAFTS) if each.tokens[1 + j] != text[each.start + 1 + j]), DRAFTS)
-        assert each.accepted == right
+        assert each.accepted == right == number
         assert each.kv_len == each.start + 1 + right
-        assert (right == DRAFTS, right == 0) == (kind == KINDS[1], kind == KINDS[2])
         assert each.next_tokens[0] == each.got[-1]
         wrong = each.slots[1 + right :]
         assert each.next_slots[: len(wrong)] == wrong[: len(each.next_slots)], "a wrong draft's slot is used again"
 
 
 def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
-    passes: dict[str, Pass], recorded: Callable[[Callable[[LLM], InteractiveFigure]], InteractiveFigure]
+    passes: dict[int, Pass], recorded: Callable[[Callable[[LLM], InteractiveFigure]], InteractiveFigure]
 ) -> None:
     figure = recorded(verify_steps)
     for (i, step), frame in figure.frames.items():
-        each, (cells, outcomes, *_) = passes[KINDS[i]], frame.panels
+        each, (cells, outcomes, *_) = passes[i], frame.panels
         assert isinstance(cells, Cells)
         assert isinstance(outcomes, Numbers)
         looks = [[cell.look for cell in row.cells] for row in cells.rows]
         for j in range(1 + DRAFTS):
-            reads = looks[2 + j].count("in-use"), looks[2 + j].count("new")
+            reads = looks[3 + j].count("in-use"), looks[3 + j].count("new")
             assert reads == ((1 + j, 1) if step > j else (0, 0))
         seen = [number.value for number in outcomes.numbers]
         assert [value == "doesn't count" for value in seen] == [step > j > each.accepted for j in range(1 + DRAFTS)]

@@ -26,31 +26,20 @@ from notebooks.course.explore import (
     Strip,
     Tree,
 )
-from notebooks.course.explore.chunk_sizes import chunk_sizes
-from notebooks.course.explore.eviction import eviction
-from notebooks.course.explore.fetch_or_compute import fetch_or_compute
-from notebooks.course.explore.page_sizes import page_sizes
+from notebooks.course.explore.__main__ import CATALOGUE
 from notebooks.course.explore.panels.base import Panel
-from notebooks.course.explore.pool_sizes import pool_sizes
-from notebooks.course.explore.token_life import token_life
-from notebooks.course.explore.tree_steps import tree_steps
-from notebooks.course.explore.utilisation import utilisation
-from notebooks.course.explore.verify_steps import verify_steps
 
 pytest.importorskip("selenium", reason="selenium is not installed (pip install selenium)")
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, needs_axe, press
-from tests.tools.pages.conftest import make, sampled
+from tests.tools.pages.conftest import make
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
-ENGINE_MAKERS = (page_sizes, pool_sizes, chunk_sizes, eviction, tree_steps, token_life, verify_steps, sampled)
-MAKERS = (*ENGINE_MAKERS, utilisation, fetch_or_compute)
-
 
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
@@ -134,7 +123,7 @@ def _node(node: Node, root: Node) -> list[str]:
     return [(node.text or "root").strip(), node.key, node.mark, look]
 
 
-@pytest.fixture(scope="module", params=MAKERS, ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=CATALOGUE.values(), ids=CATALOGUE)
 def figure(request: pytest.FixtureRequest, recorded: Callable[[Any], InteractiveFigure]) -> InteractiveFigure:
     return recorded(request.param)
 

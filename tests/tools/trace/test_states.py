@@ -55,7 +55,7 @@ def test_the_state_after_every_step_is_the_engines(fields: dict[str, Any], monke
     engine = make_engine(**{"rows": 4, "slots": 96, **fields}, clock=clock)
     happened = set()
     with record(engine) as trace:
-        for _ in range(400):
+        for _ in range(300):
             clock.now += 1.0
             what = rng.choice(list(CHANCES), p=list(CHANCES.values()))
             if what == "add":

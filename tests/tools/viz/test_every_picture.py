@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from nanoinfer import LLM, SamplingParams, viz
-from nanoinfer.cache.slot_allocator import BLOCK, SlotAllocator
 from nanoinfer.model.forward_batch import ForwardMode
 from tests.helpers.engines import greedy, make_engine
 from tests.helpers.pictures import (
@@ -59,7 +58,6 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "many slots": lambda: viz.slot_map(make_pool(100_000)),
     "rows": lambda: viz.request_rows(make_rows(), {0: 9, 1: 14, 2: 177, 3: 40}, prefix_lens={1: 4, 2: 100}),
     "no rows": lambda: viz.request_rows(make_rows(), {}),
-    "marks": lambda: viz.allocator_marks(SlotAllocator(3 * BLOCK)),
     "tree": deep_tree,
     "engine": running_engine,
     "engine without a tree": lambda: viz.engine(make_engine(disable_radix_cache=True)),

@@ -139,7 +139,7 @@ PICTURES: dict[str, dict[str, Style]] = {
     "request_rows": {role: ROLES[role] for role in ("tree", "tree_locked", "leftover")} | REQUEST_ROLES,
     "input_metadata": {role: ROLES[role] for role in ("free", "tree", "new")} | REQUEST_ROLES,
     "extend_mask": {role: ROLES[role] for role in ("tree", "new", "hidden")},
-    "padded_batch": {"used": REQUESTS[0], "padding": ROLES["padding"]},
+    "padded_batch": {"used": ROLES["in_use"], "padding": ROLES["padding"]},
     "timeline": PHASE_STYLES | {f"from {tier}": style for tier, style in FETCHED.items()},
     "adapter_rows": {"free": ROLES["free"]} | {f"adapter {i}": style for i, style in enumerate(ADAPTERS)},
 }

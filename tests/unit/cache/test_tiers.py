@@ -180,7 +180,7 @@ def test_blocks_of_events_must_fill_those_of_the_tiers(size: int) -> None:
     engine = make_engine(slots=48, host_cache_tokens=64)
     with pytest.raises(ValueError, match=f"event_block_size={size}"):
         engine.block_feed(size)
-    assert tier_of(engine).index.listener is None
+    assert tier_of(engine).index.sink is None
     assert [*engine.radix_cache.observers] == [tier_of(engine)], "nothing has begun"
     assert engine.block_feed(8).since(0) == []
 
@@ -189,15 +189,15 @@ def test_blocks_of_events_must_fill_those_of_the_tiers(size: int) -> None:
 
 
 class Follower:
-    """Has files tell what there is, and keeps what that says: the hashes of blocks."""
+    """Attaches a sink to files, and keeps what it reports: the hashes of blocks."""
 
     def __init__(self, files: BlockFiles):
-        self._told = TierBlocks(DISK, BLOCK, BLOCK, nothing)
+        self._sink = TierBlocks(DISK, BLOCK, BLOCK, nothing)
         self._blocks = set[int]()
-        files.tell(self._told)
+        files.attach(self._sink)
 
     def follow(self) -> set[int]:
-        for event in self._told.take():
+        for event in self._sink.take():
             assert isinstance(event, BlockStored | BlockRemoved)
             assert event.medium == DISK
             if isinstance(event, BlockStored):
@@ -205,7 +205,7 @@ class Follower:
                 self._blocks.update(event.block_hashes)
             else:
                 self._blocks -= set(event.block_hashes)
-        assert self._blocks == {block for event in self._told.stored() for block in event.block_hashes}
+        assert self._blocks == {block for event in self._sink.stored() for block in event.block_hashes}
         return self._blocks
 
 

@@ -105,8 +105,10 @@ def test_drafts_end_where_the_logits_end_to_be_numbers(
     llm, chosen = with_drafts(path, token=wanted.token_ids[3], capture=capture), []
     captured = draft_runner(llm).captured
     if captured is not None:
-        run_ahead = captured.run_ahead
-        monkeypatch.setattr(captured, "run_ahead", lambda *args: chosen.append(run_ahead(*args)) or chosen[-1])
+        run_multi_step = captured.run_multi_step
+        monkeypatch.setattr(
+            captured, "run_multi_step", lambda *args: chosen.append(run_multi_step(*args)) or chosen[-1]
+        )
     for _ in range(2):  # the first time, nothing is captured yet
         (output,) = serve(llm, [prompt], **params)
         assert contents([output]) == contents([wanted])
@@ -115,7 +117,7 @@ def test_drafts_end_where_the_logits_end_to_be_numbers(
         assert any((tokens == -1).any() for tokens in chosen if tokens is not None), "passes did not run ahead"
 
 
-def test_a_request_whose_drafts_have_ended_writes_nothing_while_others_run_ahead(path: Path) -> None:
+def test_a_request_whose_drafts_have_ended_writes_nothing_while_others_run_multi_step(path: Path) -> None:
     """In the passes of the others it is padding. If it were not, it would write to slots that it shares with them."""
     shared, fields = [9, 10, 11, 12], {"temperature": 0, "max_new_tokens": 30}
     prompts = [[*shared, last] for last in range(13, 32)]

@@ -1,5 +1,5 @@
-"""Calls: the calls of an LLM that are in progress, from any number of threads. They are one of the clients of the engine's
-loop: it steps, and puts each output into the call that it belongs to, while the callers wait.
+"""SyncClient: the calls of an LLM that are in progress, from any number of threads. It is one of the clients of the
+engine's loop, which steps, and puts each output into the call that it belongs to, while the callers wait.
 
 Python runs signal handlers in the main thread. There, a call only posts commands and waits for what comes, so what a
 handler raises (Ctrl-C's KeyboardInterrupt) ends the requests of this call, and nothing else.
@@ -64,7 +64,7 @@ class Call:
         return list(pieces.values()), ended
 
 
-class Calls:
+class SyncClient:
     """The calls in progress on one engine: a client of its `loop`."""
 
     def __init__(self, engine: Engine):

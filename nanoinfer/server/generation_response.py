@@ -22,7 +22,7 @@ STREAM_HEADERS = [
 
 class GenerationResponse(Response):
     """An answer in the making. A stream's status is sent with its first token, so that a request that gets none is answered
-    with the status of what went wrong: what is raised before that becomes an answer in DrainMiddleware."""
+    with the status of what went wrong: what is raised before that becomes an answer in RequestMiddleware."""
 
     def __init__(self, service: Service, generation: Generation, formatter: ResponseFormatter, stream: bool):
         self._service, self._generation, self._formatter, self._stream = service, generation, formatter, stream
