@@ -122,12 +122,6 @@ OTHERS: list[tuple[str, str]] = [
      "        state['input_tokens'][i] = sampled[i, 0]\n        state['input_positions'][i] = n\n"
      "        state['seq_lens'][i] = n + 1\n"
      "        state['slot_mapping'][i] = block_tables[i, n // block_size] * block_size + n % block_size"),
-    ("18.4",
-     "def tree_mask(parents, context):\n    rows, positions = [], []\n    for node in range(len(parents)):\n"
-     "        path, at = [], node\n        while at >= 0:\n            path.append(at)\n"
-     "            at = parents[at]\n"
-     "        rows.append([True] * context + [n in path for n in range(len(parents))])\n"
-     "        positions.append(context + len(path) - 1)\n    return torch.tensor(rows), positions"),
     ("19.1",
      "def fewest_tokens(bytes_per_token, bytes_per_second, begin, compute):\n"
      "    each = bytes_per_token / bytes_per_second\n    if each >= compute:\n        return None\n    n = 1\n"

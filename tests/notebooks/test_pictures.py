@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from matplotlib.colors import to_hex
 
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.cache.block_events import block_hashes
-from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.palette import BARS, ROLES
@@ -20,7 +18,7 @@ from notebooks.course.pictures.passes import KINDS
 from notebooks.course.replicas import ReplicaPass
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES, tiny_config
-from tests.helpers.pictures import assert_readable, faces, make_pool, named, take, texts
+from tests.helpers.pictures import assert_readable, faces, named, texts
 from tests.helpers.tiers import disk_of
 
 FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
@@ -28,13 +26,6 @@ FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
 )
 STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
 WIDE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
-
-
-def blocks() -> viz.Picture:
-    rows, pool = ReqToTokenPool(2, 64), make_pool(256, page_size=64)
-    take(pool, 64)
-    rows.req_to_token[1, :20] = torch.arange(20)
-    return pictures.block_rows(rows, pool, 1, 20, new=20, caption="C.")
 
 
 def hashes() -> viz.Picture:
@@ -51,7 +42,6 @@ def tiers() -> viz.Picture:
 
 
 PICTURES: dict[str, Callable[[], viz.Picture]] = {
-    "blocks": blocks,
     "tiers": tiers,
     "hashes": hashes,
     "padding": lambda: pictures.padded_batch(
