@@ -19,7 +19,7 @@ class WaitingQueue:
     They are considered in the policy's order (among the `policy_window` requests that have waited longest), with two
     exceptions. These go to the front and stay there until they fit:
 
-    - **retracted** and resumed requests: they have been admitted before, and their callers have seen some of their tokens.
+    - **retracted** requests, and resumed ones that had been admitted before: their callers have seen some of their tokens.
     - **overtaken** requests: `lpm` and `dfs-weight` prefer what is cached, and this keeps other requests from starving.
       Requests are numbered 0, 1, 2, ... as they arrive, and `left` counts those that have left the queue (admitted for
       the first time, paused, or ended while waiting). Request i goes to the front once `left >= i + max_overtakes`.

@@ -23,22 +23,12 @@ from notebooks.course import Given, Hint, check
 from notebooks.course.checking import _checked
 from notebooks.course.exercises import Exercise, all_exercises
 from notebooks.course.expectations import NotWritten
+from notebooks.course.replicas import View
 from notebooks.course.tables import ALSO
 from notebooks.tools.files import ROOT, read, source_of, sources
 from notebooks.tools.student import cleared, exercise_ids
 from tests.notebooks.mistakes import MISTAKES
 from tests.notebooks.other_answers import OTHERS
-
-
-@dataclass
-class View:
-    """What notebook 17 has before its exercises."""
-
-    name: str
-    cached: int
-    queued: int
-    requests: int
-
 
 # What the notebooks have imported and defined before their exercises.
 SURROUNDINGS = {

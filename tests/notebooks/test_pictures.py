@@ -1,28 +1,23 @@
 """Pictures of single notebooks: they show what they were given, and their texts can be read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from matplotlib.colors import to_hex
 
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.cache.block_events import block_hashes
-from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
-from nanoinfer.requests.req import Req
-from nanoinfer.speculative.scheduler import SpeculativeScheduler
 from nanoinfer.viz.palette import BARS, ROLES
 from notebooks.course import pictures
 from notebooks.course.pictures.passes import KINDS
-from notebooks.course.replicas import ReplicaPass
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES, tiny_config
-from tests.helpers.pictures import assert_readable, faces, make_pool, named, take, texts
+from tests.helpers.pictures import assert_readable, faces, named, texts
 from tests.helpers.tiers import disk_of
 
 FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
@@ -30,13 +25,6 @@ FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
 )
 STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
 WIDE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
-
-
-def blocks() -> viz.Picture:
-    rows, pool = ReqToTokenPool(2, 64), make_pool(256, page_size=64)
-    take(pool, 64)
-    rows.req_to_token[1, :20] = torch.arange(20)
-    return pictures.block_rows(rows, pool, 1, 20, new=20, caption="C.")
 
 
 def hashes() -> viz.Picture:
@@ -53,7 +41,6 @@ def tiers() -> viz.Picture:
 
 
 PICTURES: dict[str, Callable[[], viz.Picture]] = {
-    "blocks": blocks,
     "tiers": tiers,
     "hashes": hashes,
     "padding": lambda: pictures.padded_batch(
@@ -63,11 +50,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "decoder": lambda: pictures.decoder(STORY),
     "kernels": lambda: pictures.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
     "lanes": lambda: pictures.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
-    "replicas": lambda: pictures.replicas(
-        {"A": [ReplicaPass(0, 1, 30, 10, 1, 2)], "B": []}, until=1.0, most_requests=3, ends={"A": 1}
-    ),
     "split": lambda: pictures.split_product(-np.ones(8), np.full((8, 8), -0.75), np.ones((8, 8)), 4, title="T"),
-    "split layer": lambda: pictures.split_layer(ModelConfig(**(vars(STORY) | WIDE | {"head_dim": 128})), 4),
     "drafts": lambda: pictures.drafted_text([([1000 + i], [1000 + i, i]) for i in range(150)]),
 }
 
@@ -75,35 +58,6 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
 @pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES.keys())
 def test_no_text_of_a_picture_lies_on_another_or_outside(draw: Callable[[], viz.Picture]) -> None:
     assert_readable(draw())
-
-
-class Told:
-    """A drafter that proposes what it is told, by request."""
-
-    def __init__(self, drafts: dict[int, list[int]]):
-        self.drafts = drafts
-
-    def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-        return [self.drafts.get(req.request_id, [])[:n] for req, n in zip(reqs, most, strict=True)]
-
-
-def test_a_verify_shows_what_each_row_reads_and_which_drafts_were_right() -> None:
-    params = SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-    prompts = ([5, 6, 7, 8, 9], [20, 21, 22])
-    llm = LLM("story", max_total_tokens=256, drafter="ngram", num_draft_tokens=6, adaptive_drafts=False)
-    expected = LLM("story", max_total_tokens=256).generate(prompts[0], params)[0].token_ids
-    scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, SpeculativeScheduler)
-    scheduler.drafters = [Told({0: [*expected[1:3], *[expected[3] + 1] * 2]})]  # two that are right, and two others
-    for prompt in prompts:
-        llm.engine.add_request(prompt, params)
-    llm.engine.step()
-    llm.engine.step()
-    picture = pictures.verify_rows(llm.engine)
-    assert "request 0 has 4 drafts, 2 accepted, gets 3 tokens, kv_len 8" in picture.alt
-    for row in range(5):
-        reads = [face for position in range(2, 12) for face in faces(picture, f"row {row} {position}")]
-        assert reads == [*[ROLES["in_use"].face] * (3 + row), NEW], "nothing behind its own token"
 
 
 def test_each_token_of_a_drafted_text_has_the_look_of_where_it_comes_from() -> None:

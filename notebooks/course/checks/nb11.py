@@ -1,5 +1,4 @@
-"""Checks of notebook 11: chunks, and which waiting request goes first, by its cached tokens and by how often others
-overtook it."""
+"""Checks of notebook 11: chunks, and which waiting request goes first."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -53,45 +52,6 @@ def _(given: Given) -> str:
     return "every token is computed once, and no round computes too many"
 
 
-def _by_hits(prompts: list[list[int]], cached: list[list[int]], page_size: int) -> list[int]:
-    def hits(prompt: list[int]) -> int:
-        pages = range((len(prompt) - 1) // page_size, 0, -1)
-        begins = (n * page_size for n in pages if any(c[: n * page_size] == prompt[: n * page_size] for c in cached))
-        return next(begins, 0)
-
-    return sorted(range(len(prompts)), key=lambda i: (-hits(prompts[i]), i))
-
-
-@exercise("11.2", "Longest prefix first")
-def _(given: Given) -> str:
-    order, cached = given["longest_prefix_first"], [[1, 2, 3, 4, 5, 6], [1, 2, 8, 9]]
-    branches = "Compare with every cached sequence, not only the first: a tree has many branches"
-    beginning = "Only a common *beginning* counts: a token's K/V depends on all tokens before it"
-    last = "All of [1, 2, 8, 9] is in the tree, but its last token must be computed to get its logits. So 3 count"
-    pages = "A hit is a whole number of pages: with pages of 2, three common tokens count as two"
-    rows: list[tuple[Any, ...]] = [
-        ([[7, 7], [1, 2, 3, 4, 0], [1, 5, 5]], cached, 1, "The most cached tokens go first"),
-        ([[9, 9, 9], [8, 8, 8], [7, 7, 7]], cached, 1, "No request has cached tokens, so keep the order of arrival"),
-        ([[1, 2, 3, 0], [1, 2, 8, 9, 9], [1, 0]], cached, 1, branches),
-        ([[0, 1, 2, 3, 4], [1, 9, 9, 9, 9]], cached, 1, beginning),
-        ([[1, 2, 3, 0, 0, 0], [1, 2, 8, 9]], cached, 1, last),
-        ([[1, 2, 0, 0, 0, 0], [1, 2, 3, 0, 0, 0]], [[1, 2, 3, 4]], 2, pages),
-        ([], cached, 1, "Without waiting requests, the order is empty"),
-        ([[1, 2, 3], [4, 5]], [], 1, "With an empty tree, keep the order of arrival"),
-    ]
-    expect_rows(order, [(*row[:-1], _by_hits(*row[:-1]), row[-1]) for row in rows])
-    rng, cases = Random(83), []
-    for _ in range(200):
-        page_size = rng.choice((1, 1, 2, 3))
-        some = [
-            [[rng.randint(0, 1) for _ in range(rng.randint(1, 9))] for _ in range(count)]
-            for count in (rng.randint(1, 8), rng.randint(0, 4))
-        ]
-        cases.append((*some, page_size))
-    compare(order, _by_hits, cases, hint="each request exactly once, the most cached tokens first, equals in order")
-    return "most cached first, equals in order of arrival"
-
-
 @dataclass
 class Waiting:
     """What the policy needs to know about a waiting request."""
@@ -120,7 +80,7 @@ def _admit_all(choose: Any, arrivals: list[list[int]], max_overtakes: int) -> li
     return [sum(other > ticket for other in order[: order.index(ticket)]) for ticket in range(number)]
 
 
-@exercise("11.3", "Prefer, but let no request starve", points=2)
+@exercise("11.2", "Prefer, but let no request starve", points=2)
 def _(given: Given) -> str:
     choose = given["choose"]
     equals = choose([Waiting(0, 0), Waiting(1, 8), Waiting(2, 8)], 0, 4)

@@ -1,149 +1,21 @@
-"""verify_rows, drafted_text, adapter_rows: a pass with drafts, the text that they became, and a pass with adapters."""
+"""drafted_text, adapter_rows: the text that drafts became, and a pass with adapters."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.model.lora.projections import projections
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.viz.facts import last_input_metadata, last_labels
-from nanoinfer.viz.lettering import SMALL, TINY, shortened, text_width
-from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, ROLES, Style, owner_style
+from nanoinfer.viz.lettering import SMALL, TINY, text_width
+from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, Style
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Heading, Look, Sheet
+from nanoinfer.viz.sheet import Heading, Sheet
 from nanoinfer.viz.words import SPACE_NOTE, count, plural_list, visible
-
-MOST_DRAFTS = 6
-CONTEXT = 3  # tokens before the newest one that are drawn
-X_LABELS, X_CELLS, WIDTH, HEIGHT = 14.0, 138.0, 54.0, 20.0
-WRONG = ROLES["leftover"]
-READ, COMPUTED = ROLES["in_use"], ROLES["new"]
-
-
-class _Request(NamedTuple):
-    """A request's part of the pass: `start` is the position of its newest token before the pass; `slots` are those of the
-    positions `first .. end - 1`; `got` are the tokens that the pass gave it."""
-
-    label: str
-    style: Style
-    first: int
-    start: int
-    tokens: list[int]
-    slots: list[int]
-    drafts: list[int]
-    got: list[int]
-    tree_len: int
-
-    @property
-    def accepted(self) -> int:
-        return _right(self.drafts, self.got)
-
-
-def verify_rows(engine: Engine, **heading: Unpack[Heading]) -> Picture:
-    """The engine's last pass, a VERIFY: for each request the slots of its newest token and its drafts; for each of these a
-    row with what it reads, what was sampled after it, and whether that is the next draft.
-
-    Raises ValueError when the last pass was no VERIFY, or has more than 6 drafts of a request.
-    """
-    requests, tokenizer = _requests(engine), engine.builder.tokenizer
-    rows, gained = sum(1 + len(each.drafts) for each in requests), sum(len(each.got) for each in requests)
-    sheet = Sheet(default_title=f"A VERIFY pass: {count(rows, 'row')}, {count(gained, 'token')}", **heading)
-    row = 0
-    for each in requests:
-        _slots(sheet, each, tokenizer)
-        row = _rows(sheet, each, tokenizer, row)
-        sheet.y += 14
-    entries: list[tuple[Look, str]] = [(each.style, f"{each.label}: its tokens") for each in requests]
-    if any(each.first < each.tree_len for each in requests):
-        entries.append((ROLES["tree_locked"], "slots of the tree, locked"))
-    entries += [(COMPUTED, "computed in this pass"), (READ, "earlier tokens that the row reads")]
-    if any(each.accepted < len(each.drafts) for each in requests):
-        entries.append((WRONG, "a wrong draft: not in use, and its slot is overwritten by the next pass"))
-    sheet.legend(entries)
-    said = [
-        f"{each.label} has {count(len(each.drafts), 'draft')}, {each.accepted} accepted, gets "
-        f"{count(len(each.got), 'token')}, kv_len {each.start + 1 + each.accepted}"
-        for each in requests
-    ]
-    return sheet.picture(f"A VERIFY pass of {count(rows, 'row')}: {'; '.join(said)}.")
-
-
-def _requests(engine: Engine) -> list[_Request]:
-    batch = engine.last_batch
-    if batch is None or batch.forward_mode is not ForwardMode.VERIFY or batch.prefix_lens is None:
-        raise ValueError("engine: its last pass is no VERIFY; only that has drafts")
-    found, at = list[_Request](), 0
-    spans = zip(batch.prefix_lens.tolist(), batch.seq_lens.tolist(), batch.req_pool_indices.tolist(), strict=True)
-    for i, (label, req, (start, end, row)) in enumerate(zip(last_labels(engine), batch.reqs, spans, strict=True)):
-        inputs = batch.input_ids[at : at + end - start].tolist()
-        if len(inputs) - 1 > MOST_DRAFTS:
-            raise ValueError(f"engine: {label} has {len(inputs) - 1} drafts; at most {MOST_DRAFTS} can be drawn")
-        first = max(0, start - CONTEXT)
-        found.append(
-            _Request(
-                label,
-                owner_style(label, i),
-                first,
-                start,
-                [*req.token_ids[first:start].tolist(), *inputs],
-                [*engine.cache.rows[row, first:start].tolist(), *batch.out_cache_loc[at : at + end - start].tolist()],
-                inputs[1:],
-                req.token_ids[start + 1 : req.num_tokens].tolist(),
-                req.tree_len,
-            )
-        )
-        at += end - start
-    return found
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str:
     return str(token) if tokenizer is None else visible(token_text(tokenizer, [token]))
-
-
-def _slots(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None) -> None:
-    """Positions, tokens and slots of the newest token, of the drafts, and of some tokens before."""
-    y, kept = sheet.y, request.start + 1 + request.accepted
-    said = f"{request.accepted} of {count(len(request.drafts), 'draft')} accepted" if request.drafts else "no draft"
-    sheet.text(X_LABELS, y + 6, f"{request.label}: {said}", weight="bold")
-    y += 18
-    for text, middle in (("position", 6.0), ("token", 24.0), ("slot", 44.0)):
-        sheet.text(X_LABELS, y + middle, text, size=SMALL, colour=MUTED)
-    for i, (token, slot) in enumerate(zip(request.tokens, request.slots, strict=True)):
-        position, x = request.first + i, X_CELLS + WIDTH * i
-        sheet.text(x + WIDTH / 2, y + 6, str(position), size=TINY, ha="center", colour=MUTED)
-        wrong, of_tree = position >= kept, position < request.tree_len
-        text = shortened(_text(tokenizer, token), WIDTH - 4, SMALL)
-        style = WRONG if wrong else request.style
-        sheet.cell(x, y + 14, WIDTH, HEIGHT, style, text, edge=GRID, name=f"token {position}")
-        style = ROLES["tree_locked"] if of_tree else COMPUTED if position >= request.start else style
-        sheet.cell(x, y + 34, WIDTH, HEIGHT, style, str(slot), edge=GRID, name=f"slot {position}")
-    if request.first:
-        sheet.text(X_CELLS - 6, y + 34, "…", ha="right", colour=MUTED)
-    end = X_CELLS + WIDTH * len(request.tokens)
-    if kept < request.first + len(request.tokens):  # what is behind does not count
-        at = X_CELLS + WIDTH * (kept - request.first)
-        sheet.line([at, at], [y + 11, y + 57], colour=INK, line=3)
-    sheet.text(end + 8, y + 44, f"kv_len = {kept}", size=SMALL, colour=MUTED)
-    sheet.y = y + 62
-
-
-def _rows(sheet: Sheet, request: _Request, tokenizer: Tokenizer | None, row: int) -> int:
-    """A row for each of the request's tokens in the pass; returns the number of the next one."""
-    for j in range(len(request.drafts) + 1):
-        own, counts = request.start + j, j < len(request.got)
-        sheet.text(X_LABELS, sheet.y + 8, f"row {row}: {f'draft {j}' if j else 'the newest'}", size=SMALL)
-        for i, position in enumerate(range(request.first, own + 1)):
-            place = X_CELLS + WIDTH * i, sheet.y, WIDTH, HEIGHT - 4
-            sheet.rect(*place, READ if position < own else COMPUTED, edge=GRID, name=f"row {row} {position}")
-        said = f"gives {_text(tokenizer, request.got[j])}" if counts else "doesn't count"
-        if counts and j < len(request.drafts):
-            said += f" = draft {j + 1}" if j < request.accepted else f": draft {j + 1} is wrong"
-        x, colour = X_CELLS + WIDTH * len(request.tokens) + 8, INK if counts else MUTED
-        sheet.text(x, sheet.y + 8, said, size=SMALL, colour=colour, width=sheet.right - x)
-        sheet.y += HEIGHT
-        row += 1
-    return row
 
 
 TOKEN, LINE, GAP = 18.0, 25.0, 5.0  # of a token; from line to line; between two passes
@@ -203,7 +75,7 @@ def _right(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     return next((i for i, (draft, token) in enumerate(pairs) if draft != token), min(len(drafts), len(tokens)))
 
 
-MOST_ADAPTER_ROWS = 24
+MOST_ADAPTER_ROWS, HEIGHT = 24, 20.0
 X_TEXTS, X_READS, X_OUTPUTS, W_OUTPUTS = 76.0, 300.0, 640.0, 246.0
 NONE = Style(PAPER, MUTED)
 ADAPTERS = (BARS[0], BARS[1], BARS[2], BARS[3]._replace(hatch="//", mark="#e0a79f"))

@@ -10,7 +10,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions.inference import InferenceEngine
-from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, token_life
+from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, query_moves, token_life
 from notebooks.course.explore.lives import lives_of
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.explore.sampling import distributions
@@ -64,6 +64,22 @@ def test_bars_and_numbers_are_of_the_distribution(recorded: Recorded, story: LLM
         assert [bar.value for bar in bars.bars[:12]] == pytest.approx(likeliest, abs=1e-4)
         assert [bar.off for bar in bars.bars[:12]] == [share == 0 for share in likeliest]
         assert numbers.numbers[0].value == f"{int((after > 0).sum()):,} of 2,048"
+
+
+def test_the_weights_of_a_moved_query_are_those_of_attention(story: LLM) -> None:
+    figure = query_moves.query_moves(story)
+    for chosen, frame in figure.frames.items():
+        direction, length, token = (control.values[i] for control, i in zip(figure.controls, chosen, strict=True))
+        query = length * torch.tensor([[np.cos(np.deg2rad(direction)), np.sin(np.deg2rad(direction))]]).float()
+        (bars, numbers), seen = frame.panels, slice(token + 1)
+        assert isinstance(bars, Bars)
+        assert isinstance(numbers, Numbers)
+        args = query, query_moves.KEYS[seen], query_moves.VALUES[seen]
+        result = torch.nn.functional.scaled_dot_product_attention(*args)[0]
+        assert [float(part) for part in numbers.numbers[-1].value.strip("[]").split(",")] == pytest.approx(
+            result.tolist(), abs=6e-3
+        )
+        assert [bar.off for bar in bars.bars] == [i > token for i in range(3)]
 
 
 # --- drafts ----------------------------------------------------------------------------------------------------------
