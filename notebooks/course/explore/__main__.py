@@ -10,6 +10,7 @@ from notebooks.course.explore import InteractiveFigure
 from notebooks.course.explore.batching import batching
 from notebooks.course.explore.block_slots import block_slots
 from notebooks.course.explore.captured_sizes import captured_sizes
+from notebooks.course.explore.double_free import double_free
 from notebooks.course.explore.eviction import eviction
 from notebooks.course.explore.fetch_or_compute import fetch_or_compute
 from notebooks.course.explore.load import load
@@ -30,6 +31,7 @@ PROMPT = FOX + " One day she found a"
 
 CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
     "sampling": lambda llm: sampling(llm, PROMPT),
+    "double_free": double_free,
     "query_moves": query_moves,
     "batching": batching,
     "page_sizes": page_sizes,

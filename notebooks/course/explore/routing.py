@@ -24,8 +24,8 @@ POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 ON_EVENTS = ("longest match", "prefix router")  # the others don't listen
 DELAYS = (0, 0.2, 1)  # seconds until the router hears of a change
-BURST_AT, DIES_AT = 4.0, 1.7
-COLUMN = 0.25  # seconds
+BURST_AT, DIES_AT = 4.0, 2.0
+COLUMN = 0.5  # seconds
 PHASES = (("extend", "computes prompts (how many tokens)"), ("decode", "decodes only"))
 
 
@@ -57,12 +57,20 @@ def routing(llm: LLM) -> InteractiveFigure:
         run, computed = beside[name], {each: run.computed for each, run in beside.items()}
         waited = {each: run.mean_ttft for each, run in beside.items()}
         flags = [Flag(int(BURST_AT / COLUMN), f"{BURST_AT:.0f} s: 18 requests for three new stories")]
-        flags += [Flag(int(DIES_AT / COLUMN), f"{DIES_AT} s: A dies")] * dies
+        flags += [Flag(int(DIES_AT / COLUMN), f"{DIES_AT:.0f} s: A dies")] * dies
         lanes = [Lane(each, spans_of(passes)) for each, passes in run.passes.items()]
         scale, widths = ("0 s", f"{last} s"), [COLUMN] * steps
         frames[list(POLICIES).index(name), DELAYS.index(delay), int(dies)] = Frame(
             [
-                Lanes("What each replica does", steps, lanes, legend=PHASES, flags=flags, widths=widths, scale=scale),
+                Lanes(
+                    "What each replica does in every half second",
+                    steps,
+                    lanes,
+                    legend=PHASES,
+                    flags=flags,
+                    widths=widths,
+                    scale=scale,
+                ),
                 Bars("Prompt tokens computed", bars(computed, name, "{:,}"), most),
                 Bars("Mean time to the first token", bars(waited, name, "{:.2f} s"), slowest),
             ],

@@ -10,7 +10,7 @@ from nanoinfer import LLM, SamplingParams
 from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions.inference import InferenceEngine
-from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, query_moves, token_life
+from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, double_free, query_moves, token_life
 from notebooks.course.explore.lives import lives_of
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.explore.sampling import distributions
@@ -80,6 +80,17 @@ def test_the_weights_of_a_moved_query_are_those_of_attention(story: LLM) -> None
             result.tolist(), abs=6e-3
         )
         assert [bar.off for bar in bars.bars] == [i > token for i in range(3)]
+
+
+def test_only_owners_notice_every_second_free() -> None:
+    figure = double_free.double_free()
+    wrong = {key[:2] for key, frame in figure.frames.items() if frame.sentence.endswith("which request 2 wrote.")}
+    assert wrong == {(0, 0), (1, 0), (1, 1)}, "(when the second cancel comes, how free slots are kept)"
+    for (_, kind, _), frame in figure.frames.items():
+        (cells,) = frame.panels
+        assert isinstance(cells, Cells)
+        free = [cell.text for cell in cells.rows[-1].cells if cell.text]
+        assert kind == 0 or len(free) == len(set(free))
 
 
 # --- drafts ----------------------------------------------------------------------------------------------------------
