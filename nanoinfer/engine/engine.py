@@ -24,7 +24,7 @@ from nanoinfer.sampling.grammar.compiler import Grammars
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.scheduler.batch import Batch
-from nanoinfer.scheduler.prompt_scores import gather_prompt_logprobs
+from nanoinfer.scheduler.prompt_logprobs import gather_prompt_logprobs
 from nanoinfer.speculative.load import scheduler_for
 
 

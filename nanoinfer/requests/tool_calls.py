@@ -1,7 +1,8 @@
 """Tool calls in what a model writes: CallFormat, how it writes them, and CallParser, which finds them.
 
-To add a format: a line in CALL_FORMATS; a subclass where more than the tags differs. The first whose `is_in` holds for the
-model's chat template is used, by the server, the grammars that demand calls, and requests that end with one.
+To add a format: a line in CALL_FORMATS; CallParser, too, if calls are not JSON objects between two tags. The first whose
+`is_in` holds for the model's chat template is used, by the server, the grammars that demand calls, and requests that end
+with one.
 """
 
 import json

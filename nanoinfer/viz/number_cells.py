@@ -1,6 +1,6 @@
 """attention_steps, heat_map, wire: numbers in cells: attention worked out, a matrix of shares, and bytes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -161,48 +161,33 @@ def _shade(share: float) -> Style:
 BY_SIZE: tuple[Style, ...] = (BARS[2], BARS[1], BARS[0], BARS[3])  # the most bytes are on the lightest
 COLUMNS = 64
 GUTTER, HEIGHT = 36.0, 19.0
-Data = bytes | bytearray | np.ndarray
 ESCAPES = {0x20: "·", 0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t"}
 
 
-def wire(parts: Sequence[tuple[str, Data]], **heading: Unpack[Heading]) -> Picture:
+def wire(parts: Sequence[tuple[str, bytes]], **heading: Unpack[Heading]) -> Picture:
     """`parts` in order, as (label, bytes); a label may come several times. Each line of the bytes begins a row, with the
     number of its first byte. A byte that is no printable ASCII is shown as `\\r`, `\\n`, `\\t` or in hexadecimal.
-
-    Instead of bytes, an integer array `[n]` has what is no text: uint8 are bytes in hexadecimal, and a wider number is one
-    cell as wide as its bytes. It has no lines.
     """
     sizes: dict[str, int] = {}
     for label, data in parts:
         if len(data):
-            sizes[label] = sizes.get(label, 0) + (data.nbytes if isinstance(data, np.ndarray) else len(data))
+            sizes[label] = sizes.get(label, 0) + len(data)
     total = sum(sizes.values())
     styles = {label: BY_SIZE[i] for i, label in enumerate(sorted(sizes, key=lambda label: -sizes[label]))}
     sheet = Sheet(default_title=f"{count(total, 'byte')} on the wire", **heading)
     width = (sheet.right - sheet.left - GUTTER) / COLUMNS
     column = at = 0
     for label, data in parts:
-        for text, taken, ends_row in _cells(data):
-            if column + taken > COLUMNS:
-                sheet.y, column = sheet.y + HEIGHT + 2, 0
+        for byte in data:
             if column == 0:
                 sheet.text(sheet.left + GUTTER - 8, sheet.y + HEIGHT / 2, str(at), size=TINY, ha="right", colour=MUTED)
-            place = sheet.left + GUTTER + width * column, sheet.y, width * taken, HEIGHT
+            text = ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}")
+            place = sheet.left + GUTTER + width * column, sheet.y, width, HEIGHT
             sheet.cell(*place, styles[label], text, edge=GRID, name=f"byte {at}")
-            at, column = at + taken, column + taken
-            if ends_row or column == COLUMNS:
+            at, column = at + 1, column + 1
+            if byte == 0x0A or column == COLUMNS:
                 sheet.y, column = sheet.y + HEIGHT + 2, 0
     sheet.y += HEIGHT + 8 if column else 6
     sheet.legend([(styles[label], f"{label}: {count(sizes[label], 'byte')}") for label in sizes])
     said = ", ".join(f"{label} {size}" for label, size in sizes.items())
     return sheet.picture(f"{count(total, 'byte')}: {said}.")
-
-
-def _cells(data: Data) -> Iterator[tuple[str, int, bool]]:
-    """Per cell: what it says, how many bytes it is wide, and whether a line ends with it."""
-    if isinstance(data, np.ndarray):
-        for number in data.tolist():
-            yield (f"{number:02x}" if data.dtype == np.uint8 else str(number)), data.itemsize, False
-    else:
-        for byte in data:
-            yield ESCAPES.get(byte) or (chr(byte) if 0x21 <= byte < 0x7F else f"{byte:02x}"), 1, byte == 0x0A

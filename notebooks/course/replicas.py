@@ -37,6 +37,7 @@ COSTS = PassCosts(
 )
 BLOCK = 16  # tokens
 HEROES = ("fox named Lily", "bear named Max", "cat named Mia", "dog named Ben", "frog named Tom", "duck named Sue")
+NEW_HEROES = ("hen named Tilly", "pig named Otto", "owl named Ruth")
 POPULAR = (6, 3, 2, 2, 1, 1)  # how often each story is chosen, compared with the others
 QUESTIONS = (
     *("What did the seed need?", "Who came by first?", "Tell me more about the pond."),
@@ -66,6 +67,15 @@ def story_chats(encode: Callable[[str], list[int]], seed: int) -> list[Chat]:
     """24 chats of three requests about the stories of HEROES; eight begin per second."""
     stories = [story_of(encode, hero) for hero in HEROES]
     return draw_chats(seed, stories, POPULAR, [encode(" " + question)[1:] for question in QUESTIONS])
+
+
+def story_burst(encode: Callable[[str], list[int]], at: float) -> list[Chat]:
+    """18 requests for three new stories within a tenth of a second."""
+    order = [0, 1, 2] * 6
+    random.Random(1).shuffle(order)
+    stories = [story_of(encode, hero) for hero in NEW_HEROES]
+    asks = [encode(" " + question)[1:] for question in QUESTIONS]
+    return [Chat(f"new {i}", stories[k], [asks[i % 6]], at + 0.005 * i) for i, k in enumerate(order)]
 
 
 def draw_chats(
@@ -112,15 +122,12 @@ class Served:
 
 @dataclass(frozen=True)
 class ReplicaPass:
-    """One pass of a replica: from when to when, how many prompt tokens it found and computed, and how many requests the
-    replica had when it began: in the pass or running, and waiting."""
+    """A pass of a replica: from when to when, and how many prompt tokens it found and computed."""
 
     start: float
     end: float
     cached: int
     computed: int
-    running: int
-    waiting: int
 
 
 @dataclass
@@ -141,6 +148,11 @@ class ClusterRun:
     def computed(self) -> int:
         """How many prompt tokens were computed."""
         return sum(each.computed for passes in self.passes.values() for each in passes)
+
+    @property
+    def mean_ttft(self) -> float:
+        """The mean time to the first token."""
+        return sum(self.ttfts()) / len(self.served)
 
     def ttfts(self) -> list[float]:
         """The times to the first token, the shortest first."""
@@ -238,12 +250,13 @@ def serve_chats(
 def compare_runs(runs: Mapping[str, ClusterRun]) -> None:
     """Print one line of numbers per run."""
     width = max(map(len, runs))
-    print(f"{'':{width}}  requests per replica  hit rate  computed  to first token: mean  longest")
+    print(f"{'':{width}}  requests of each  computed by each     in all  hit rate  first token: mean  longest")
     for name, run in runs.items():
-        where = " ".join(f"{sum(each.replicas[-1] == r for each in run.served):3}" for r in run.passes)
-        times = run.ttfts()
-        mean = f"{sum(times) / len(times):.2f} s"
-        print(f"{name:{width}}  {where:>20}  {run.hit_rate:8.0%}  {run.computed:8}  {mean:>20}  {times[-1]:5.2f} s")
+        requests = " ".join(f"{sum(each.replicas[-1] == r for each in run.served):4}" for r in run.passes)
+        computed = " ".join(f"{sum(each.computed for each in passes):5}" for passes in run.passes.values())
+        mean = f"{run.mean_ttft:.2f} s"
+        counted = f"{requests:>16}  {computed:>17}  {run.computed:8}  {run.hit_rate:8.0%}"
+        print(f"{name:{width}}  {counted}  {mean:>17}  {run.ttfts()[-1]:5.2f} s")
 
 
 class _Cluster:
@@ -307,9 +320,7 @@ class _Cluster:
             seconds = self._costs.extend_seconds(len(batch.reqs), computed, 0)
         elif self._costs is not None:
             seconds = self._costs.decode_seconds(len(batch.reqs), int(batch.seq_lens.sum()))
-        waiting, ended = len(replica.engine.scheduler.waiting), sum(output.finished for output in outputs)
-        running = len(replica.engine.scheduler.running) + ended
-        passed = ReplicaPass(self.now, self.now + seconds, cached, computed, running, waiting)
+        passed = ReplicaPass(self.now, self.now + seconds, cached, computed)
         self._run.passes[replica.name].append(passed)
         self._at(passed.end, lambda: self._end_pass(replica, outputs))
 

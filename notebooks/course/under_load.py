@@ -67,7 +67,7 @@ def serve_timed(engine: Engine, load: Sequence[Ask], rate: float) -> list[Timed]
     """Serve the load in an open loop: requests arrive at `rate` per second, however many are unanswered. The clock runs
     while the engine makes steps, and jumps to the next arrival when it has nothing to do."""
     rng, open_requests = Random(1), dict[int, Timed]()
-    prompts = [[rng.randrange(1000, 20000) for _ in range(ask.prompt_tokens)] for ask in load]  # nobody knows the texts
+    prompts = [[rng.randrange(300, 2000) for _ in range(ask.prompt_tokens)] for ask in load]  # texts were not published
     timed, arrived, now = [Timed(ask.at / rate) for ask in load], 0, 0.0
     while arrived < len(load) or engine.has_unfinished():
         if not engine.has_unfinished():

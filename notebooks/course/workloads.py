@@ -5,7 +5,7 @@
     draw(run, "64 slots")                                      its timeline
     compare({"64 slots": run})                                 one line of numbers per run
 
-A moment is a step of the engine and not a second, so every number but `Run.seconds` is the same on every computer.
+A moment is a step of the engine and not a second, so every number is the same on every computer.
 """
 
 import time
@@ -54,9 +54,7 @@ class Run:
     passes: str = ""  # E or D
     new_tokens: list[int] = field(default_factory=list)  # T of each pass
     waiting: list[int] = field(default_factory=list)  # requests
-    in_use: list[int] = field(default_factory=list)  # slots that running requests hold or lock
     ratio: list[float] = field(default_factory=list)  # the new_token_ratio
-    seconds: list[float] = field(default_factory=list)
     error: str = ""  # what a scheduler that cannot get its slots raised
 
     @property
@@ -93,20 +91,16 @@ def serve(
                 request = arriving.popleft()
                 engine.add_request(request.prompt, request.params)
             step += 1
-            began = time.perf_counter()
             try:
                 outputs = engine.step()
             except AssertionError as error:  # its requests end with the next step
                 run.error = str(error)
                 continue
-            seconds = time.perf_counter() - began
             run.outputs |= {output.request_id: output for output in outputs}
             if (batch := engine.last_batch) is not None:
-                run.seconds.append(seconds)
                 run.passes += batch.forward_mode.name[0]
                 run.new_tokens.append(len(batch.input_ids))
                 run.waiting.append(len(engine.scheduler.waiting))
-                run.in_use.append(engine.config.max_total_tokens - engine.cache.obtainable_size())
                 run.ratio.append(engine.scheduler.new_token_ratio.value)
     return run
 

@@ -23,22 +23,19 @@ IGNORED = "nbval-ignore-output"  # the tag of cells whose output cannot be the s
 NOT_HERE = "Not on this machine"  # how a line begins that `if_compiled` prints in place of a block
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}")
 WIDGET = "application/vnd.jupyter.widget-view+json"
-SKIPPED = re.compile(r"##+\s+May be skipped.*")  # the heading of a part that JupyterLab opens folded
 MOST_IMPORTS = 6  # lines: a cell of nothing but imports that has more is opened folded, as its first line alone
 _DATA = re.compile(r"data:image/[\w+.-]+;base64,[\w+/=]+")  # a picture inside HTML: no text
 
 
 def tidy(notebook: dict[str, Any]) -> None:
     """Bring cells and metadata into the committed form, in place; outputs are not touched (`tidy_outputs` does that).
-    Parts that may be skipped and long lists of imports open folded."""
+    Long lists of imports open folded."""
     notebook.update(nbformat=4, nbformat_minor=5, metadata=METADATA)
     for position, cell in enumerate(notebook["cells"], 1):
         cell["id"] = f"cell-{position:03d}"
         tags = cell["metadata"].get("tags")
         cell["metadata"] = {"tags": list(tags)} if tags else {}
         set_source(cell, source_of(cell).strip("\n"))
-        if cell["cell_type"] == "markdown" and SKIPPED.fullmatch(source_of(cell).partition("\n")[0]):
-            cell["metadata"]["jp-MarkdownHeadingCollapsed"] = True
         if cell["cell_type"] == "code" and _is_many_imports(source_of(cell)):
             cell["metadata"]["jupyter"] = {"source_hidden": True}
         cell.pop("attachments", None)

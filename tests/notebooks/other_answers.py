@@ -70,24 +70,17 @@ OTHERS: list[tuple[str, str]] = [
      "        if waiting[at:stop] in (b'', b'\\r'):\n            return at, stop + 1\n        at = stop + 1\n"
      "    return None"),
     ("16.2",
-     "import codecs\n\n\ndef texts_of(tokens):\n"
-     "    decoder = codecs.getincrementaldecoder('utf-8')('replace')\n"
-     "    return [decoder.decode(token, i + 1 == len(tokens)) for i, token in enumerate(tokens)]"),
-    ("16.3",
      "class Bucket:\n    def __init__(self, rate, burst):\n"
      "        self.rate, self.burst, self.full_at = rate, burst, 0.0\n\n    def admit(self, now, cost):\n"
      "        if cost > self.burst:\n            raise ValueError(f'{cost} > {self.burst}')\n"
      "        start = max(self.full_at, now)\n        missing = (start - now) * self.rate + cost - self.burst\n"
      "        if missing > 0:\n            return ceil(missing / self.rate)\n"
      "        self.full_at = start + cost / self.rate\n"),
-    ("16.4",
+    ("16.3",
      "def times_of(arrivals, services, max_running):\n    ends = []\n"
      "    for arrival, service in zip(arrivals, services):\n"
      "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
      "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
-    ("16.5",
-     "import hmac\n\n\ndef is_allowed(given, keys):\n"
-     "    return any([hmac.compare_digest(given, key) for key in keys])"),
     ("17.1",
      "import struct\n\n\ndef hashes_of(tokens, size, namespace):\n    if len(tokens) < size:\n"
      "        return []\n    data = struct.pack(f'<Q{size}q', namespace, *tokens[:size])\n"
@@ -129,12 +122,6 @@ OTHERS: list[tuple[str, str]] = [
      "        state['input_tokens'][i] = sampled[i, 0]\n        state['input_positions'][i] = n\n"
      "        state['seq_lens'][i] = n + 1\n"
      "        state['slot_mapping'][i] = block_tables[i, n // block_size] * block_size + n % block_size"),
-    ("18.4",
-     "def tree_mask(parents, context):\n    rows, positions = [], []\n    for node in range(len(parents)):\n"
-     "        path, at = [], node\n        while at >= 0:\n            path.append(at)\n"
-     "            at = parents[at]\n"
-     "        rows.append([True] * context + [n in path for n in range(len(parents))])\n"
-     "        positions.append(context + len(path) - 1)\n    return torch.tensor(rows), positions"),
     ("19.1",
      "def fewest_tokens(bytes_per_token, bytes_per_second, begin, compute):\n"
      "    each = bytes_per_token / bytes_per_second\n    if each >= compute:\n        return None\n    n = 1\n"
@@ -142,7 +129,7 @@ OTHERS: list[tuple[str, str]] = [
     ("19.2",
      "def first_to_leave(blocks):\n    for name, _ in sorted(blocks.items(), key=lambda item: item[1][1]):\n"
      "        if not any(before == name for before, _ in blocks.values()):\n            return name"),
-    ("19.4",
+    ("19.3",
      "import struct\n\n\ndef read_kv(data, fingerprint, tokens, token_bytes):\n    n = len(tokens)\n"
      "    if len(data) != 20 + n * (4 + token_bytes) + 32:\n        return None\n"
      "    if sha256(data[:-32]).digest() != data[-32:]:\n        return None\n"

@@ -5,22 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from matplotlib.colors import to_hex
 
 from nanoinfer import LLM, SamplingParams, viz
 from nanoinfer.cache.block_events import block_hashes
-from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.viz.palette import BARS, ROLES
 from notebooks.course import pictures
 from notebooks.course.pictures.passes import KINDS
-from notebooks.course.replicas import ReplicaPass
 from tests.helpers.adapters import save_adapter
 from tests.helpers.checkpoints import FAMILIES, tiny_config
-from tests.helpers.pictures import assert_readable, faces, make_pool, named, take, texts
+from tests.helpers.pictures import assert_readable, faces, named, texts
 from tests.helpers.tiers import disk_of
 
 FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
@@ -28,13 +25,6 @@ FREE, LOCKED, IN_USE, PADDING, LEFTOVER, NEW = (
 )
 STORY = ModelConfig.from_pretrained(resolve_model_path("story"))  # 8 query heads, 2 K/V heads, 448 columns in the MLP
 WIDE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
-
-
-def blocks() -> viz.Picture:
-    rows, pool = ReqToTokenPool(2, 64), make_pool(256, page_size=64)
-    take(pool, 64)
-    rows.req_to_token[1, :20] = torch.arange(20)
-    return pictures.block_rows(rows, pool, 1, 20, new=20, caption="C.")
 
 
 def hashes() -> viz.Picture:
@@ -51,7 +41,6 @@ def tiers() -> viz.Picture:
 
 
 PICTURES: dict[str, Callable[[], viz.Picture]] = {
-    "blocks": blocks,
     "tiers": tiers,
     "hashes": hashes,
     "padding": lambda: pictures.padded_batch(
@@ -61,11 +50,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "decoder": lambda: pictures.decoder(STORY),
     "kernels": lambda: pictures.kernel_times({"a": ([("linear_act", "model.layers.12.mlp", 0.0, 0.02)], 0.021)}),
     "lanes": lambda: pictures.lanes([("a", "x", 3, 3), ("b", "waiting", 3, 5)], unit="ms", title="T"),
-    "replicas": lambda: pictures.replicas(
-        {"A": [ReplicaPass(0, 1, 30, 10, 1, 2)], "B": []}, until=1.0, most_requests=3, ends={"A": 1}
-    ),
     "split": lambda: pictures.split_product(-np.ones(8), np.full((8, 8), -0.75), np.ones((8, 8)), 4, title="T"),
-    "split layer": lambda: pictures.split_layer(ModelConfig(**(vars(STORY) | WIDE | {"head_dim": 128})), 4),
     "drafts": lambda: pictures.drafted_text([([1000 + i], [1000 + i, i]) for i in range(150)]),
 }
 

@@ -1,20 +1,15 @@
-"""What notebooks compile and time: a few lines of C++, a pass kernel by kernel, and what threads do."""
-
-import asyncio
+"""What notebooks compile and time: a few lines of C++, and a pass kernel by kernel."""
 
 import numpy as np
 import pytest
 import torch
 
-from nanoinfer import LLM, SamplingParams
-from nanoinfer.async_llm import AsyncEngine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.kernels.functions import Function
 from nanoinfer.model.lora.adapter import random_adapter
 from nanoinfer.model.random_model import random_model
 from notebooks.course.compiled import Cpp, if_compiled, machine_roof
 from notebooks.course.pass_times import DecodePass, PassTimes
-from notebooks.course.thread_spans import COROUTINES, STEP, thread_spans
 
 SOURCE = """
 extern "C" void add(const float* a, float* b, long count, double more) {
@@ -115,22 +110,3 @@ def test_nothing_is_timed_afterwards(three: DecodePass) -> None:
 def test_a_model_whose_passes_cannot_be_recorded_says_why() -> None:
     with pytest.raises(KernelsUnavailableError, match="its kernels are torch"):
         DecodePass(random_model(kernels="torch", **SMALL))
-
-
-def test_steps_and_callbacks_are_noted_with_their_threads_and_put_back() -> None:
-    llm, run = LLM("story", max_total_tokens=256), asyncio.Handle._run
-    params = SamplingParams(max_new_tokens=5, temperature=0, ignore_eos=True)
-
-    async def write() -> None:
-        async with AsyncEngine(llm) as engine:
-            await engine.generate([5, 6, 7], params)
-
-    with thread_spans(llm.engine) as spans:
-        asyncio.run(write())
-    steps = [thread for thread, kind, _, _ in spans if kind == STEP]
-    assert steps == ["nanoinfer-engine"] * 5
-    callbacks = {thread for thread, kind, _, _ in spans if kind == COROUTINES}
-    assert "MainThread" in callbacks, "other event loops of this process may be there as well"
-    assert all(start <= end for _, _, start, end in spans)
-    assert asyncio.Handle._run is run
-    assert "make_step" not in vars(llm.engine)

@@ -9,6 +9,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.scheduler.scheduler import Scheduler
 from notebooks.course import BEAR, FOX, HELLO
 from notebooks.course.replicas import COSTS, Chat, ClusterRun, serve_chats
+from notebooks.course.under_load import Figures, Limits, Timed, azure_load, serve_timed
 from notebooks.course.workloads import Request, new_engine, serve
 
 
@@ -18,7 +19,7 @@ def test_a_request_arrives_before_its_step_and_makes_its_tokens() -> None:
     assert run.new_tokens == [14, 1, 7, 2, 2, 1]  # HELLO's <s> is in the tree by then
     assert [len(ids) for ids in run.token_ids] == [5, 3]
     assert run.waiting == [0] * 6
-    assert len(run.seconds) == len(run.ratio) == len(run.in_use) == 6
+    assert len(run.ratio) == 6
 
 
 def test_a_stop_string_ends_a_request_before_its_tokens_are_used_up() -> None:
@@ -53,6 +54,19 @@ def test_a_scheduler_without_retraction_ends_with_an_error_that_the_run_tells() 
     assert "slots" in run.error
     assert [str(output.finish_reason) for output in run.outputs.values()] == ["abort", "abort"]
     assert serve(workload, max_total_tokens=40, schedule_conservativeness=0.001).error == ""
+
+
+def test_requests_under_load_get_their_tokens_one_after_the_other_and_figures_are_those_of_their_times() -> None:
+    load = azure_load(12, prompt_scale=1 / 40, output_scale=1 / 20)
+    timed = serve_timed(new_engine(), load, rate=1e4)
+    assert [len(each.times) for each in timed] == [ask.new_tokens for ask in load]
+    assert all(each.times == sorted(each.times) for each in timed)
+    assert all(each.ttft > 0 for each in timed)
+    two = [Timed(0.0, [1.0, 2.0]), Timed(1.0, [4.0, 4.5])]
+    figures = Figures.of(two, Limits(ttft=1.0, gap=1.0))
+    assert (figures.ttft_p50, figures.gap_p50, figures.good) == (2.0, 0.75, 0.5)
+    assert figures.throughput == 4 / 4.5
+    assert not Limits(ttft=1.0, gap=0.9).hold(two[0])
 
 
 COST = PassCosts(1.0, 0.125, 0.0, 0.0)

@@ -1,12 +1,8 @@
-"""Checks of notebook 16: events in bytes, whole characters, a token bucket, a queue that serves several at once, and keys
-whose comparison tells nothing."""
+"""Checks of notebook 16: events in bytes, a token bucket, and a queue that serves several at once."""
 
-import codecs
 import math
 import random
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from notebooks.course.exercises import Given, exercise
@@ -97,70 +93,6 @@ def _(given: Given) -> str:
     return f"4 streams, cut in {len(cases)} ways"
 
 
-WORDS = [
-    "She",
-    " café",
-    "naïve",
-    " 火",
-    "🦊",
-    "🦊🐻",
-    "é",
-    "a\u0301",
-    " Übermut",
-    "\u2028",
-    "ÿ",
-    "߿",
-    "\uffff",
-    "\U0010ffff",
-]
-
-
-@exercise("16.2", "Whole characters")
-def _(given: Given) -> str:
-    texts_of, rng, fox = given["texts_of"], random.Random(162), "🦊".encode()
-    cases: list[tuple[list[bytes]]] = [
-        ([b" She", b" lived"],),
-        ([b"\xc3", b"\xa9"],),
-        ([b"caf\xc3", b"\xa9 "],),
-        ([fox[:1], fox[1:2], fox[2:3], fox[3:]],),
-        (["é火".encode()[:3], "é火".encode()[3:]],),
-        ([],),
-        ([b"a", b"", b"b"],),
-        ([b"a\xf0\x9f", b""],),
-        ([b"a", b"\xe7\x81"],),
-    ]
-    for _ in range(200):
-        data = "".join(rng.choices(WORDS, k=rng.randrange(1, 6))).encode()
-        data = data[: len(data) - rng.choice((0, 0, 0, 1, 2))]
-        cases.append((_cut(data, [rng.randrange(1, 5) for _ in range(11)]),))
-    mistakes: dict[str, Mistake] = {
-        "A character that isn't complete yet must wait for the next token; it isn't wrong.": (
-            lambda tokens: [token.decode(errors="replace") for token in tokens]
-        ),
-        "Where the output ends in the middle of a character, the last text ends with one '\ufffd'.": "unfinished",
-        "What is complete must not wait for the end.": (
-            lambda tokens: [*[""] * (len(tokens) - 1), b"".join(tokens).decode(errors="replace")] if tokens else []
-        ),
-    }
-
-    def call(tokens: list[bytes]) -> list[str]:
-        try:
-            return list(texts_of(tokens))
-        except UnicodeDecodeError:
-            which = "You decode bytes that end in the middle of a character. Which bytes at the end must wait?"
-            expect(False, f"The tokens {tokens}. {which}")
-            raise
-
-    hint = "a text for each token, which may be empty: all texts together are the output, and each byte counts once"
-    compare(call, _texts, cases, mistakes, hint=hint)
-    return "209 outputs, with characters of one to four bytes"
-
-
-def _texts(tokens: list[bytes], wrong: Wrong = ()) -> list[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [decoder.decode(token, "unfinished" not in wrong and i == len(tokens) - 1) for i, token in enumerate(tokens)]
-
-
 class _Bucket:
     """What is right. All numbers in the cases are eighths, so that floats are exact."""
 
@@ -175,7 +107,7 @@ class _Bucket:
         return math.ceil((cost - self.level) / self.rate)
 
 
-@exercise("16.3", "A token bucket", points=2)
+@exercise("16.2", "A token bucket", points=2)
 def _(given: Given) -> str:
     kind, rng = given["Bucket"], random.Random(163)
     plays: list[tuple[float, float, list[tuple[float, float]]]] = [
@@ -218,7 +150,7 @@ def _(given: Given) -> str:
     return "63 buckets, about 1,800 requests"
 
 
-@exercise("16.4", "A queue that serves several at once", points=2)
+@exercise("16.3", "A queue that serves several at once", points=2)
 def _(given: Given) -> str:
     rng = random.Random(164)
     cases: list[tuple[list[float], list[float], int]] = [
@@ -259,79 +191,3 @@ def _times(arrivals: list[float], services: list[float], max_running: int, wrong
         free_at[after] = free_at[after] + service if "never_idle" in wrong else max(arrival, free_at[after]) + service
         times.append(free_at[after] - arrival * ("from_0" not in wrong) - service * ("waiting" in wrong))
     return times
-
-
-KEYS = [b"fox-5f2d9c77a1b", b"bear-0b6e41d2c9", b"lily-93ac27d0fe1"]
-
-
-@exercise("16.5", "Keys that tell nothing")
-def _(given: Given) -> str:
-    is_allowed, rows = given["is_allowed"], list[tuple[Any, ...]]()
-    for key in KEYS:
-        rows += [
-            (key, KEYS, True, "It is one of the keys."),
-            (key[:-1], KEYS, False, "It is only the beginning of a key."),
-            (key + b"0", KEYS, False, "A key is only its beginning."),
-            (key[:-1] + b"#", KEYS, False, "Its last character differs."),
-            (b"#" + key[1:], KEYS, False, "Its first character differs."),
-            (bytes(reversed(key)), KEYS, False, "The order of the characters counts."),
-            (key, [each for each in KEYS if each != key], False, "It is a key of another list."),
-        ]
-    rows += [(b"", KEYS, False, "It is empty."), (KEYS[0], [], False, "There are no keys, so none is right.")]
-    expect_rows(lambda *asked: bool(is_allowed(*asked)), [(*row[:-1], f"{row[0]!r}: {row[-1]}") for row in rows])
-    _Watched.used = False
-    is_allowed(_Watched(KEYS[1]), [_Watched(key) for key in KEYS])
-    expect(
-        not _Watched.used,
-        "`==` and `in` stop at the first byte that differs, so the time of a refusal says how many bytes were right. An "
-        "attacker could find a key byte by byte. Look at all bytes, or use `hmac.compare_digest`.",
-    )
-    key = KEYS[1]
-    steps = [_lines(is_allowed, key[:at] + b"#" + key[at + 1 :], KEYS) for at in range(len(key))]
-    bytes_right = "where one byte is wrong, by its place. So the time says how many bytes were right. Look at all bytes"
-    expect(len(set(steps)) == 1, f"Your code runs {steps} lines {bytes_right}.")
-    keys = [each[:14].ljust(14, b"0") for each in KEYS]
-    counts = [_lines(is_allowed, each, keys) for each in (bytes(14), *keys)]
-    which = "where no key is right, and where the first, the second and the third is. So the time says which it was"
-    expect(
-        len(set(counts)) == 1,
-        f"Your code runs {counts} lines {which}. Compare with all keys, even after one that is right.",
-    )
-    return "the answers are right, and no step more or less tells where a key differs"
-
-
-class _Watched(bytes):
-    """Bytes that notice `==` and `in`, which stop at the first difference."""
-
-    used = False
-    __hash__ = bytes.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        _Watched.used = True
-        return bytes.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        _Watched.used = True
-        return bytes.__ne__(self, other)
-
-    def startswith(self, *arguments: Any) -> bool:
-        _Watched.used = True
-        return bytes.startswith(self, *arguments)
-
-
-def _lines(is_allowed: Callable[..., Any], given: bytes, keys: Sequence[bytes]) -> int:
-    """How many lines of Python it runs, in the student's code and in what that calls."""
-    count = 0
-
-    def note(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += 1
-        return note
-
-    keys, before = list(keys), sys.gettrace()
-    sys.settrace(note)
-    try:
-        is_allowed(given, keys)
-    finally:
-        sys.settrace(before)
-    return count

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -85,8 +84,7 @@ def _(given: Given) -> str:
     drawn = [[chance.randrange(2, 2000) for _ in range(size)] for size in (256,) * 12 + (16,) * 60]
     traffic = draw_chats(1, drawn[:12], [1] * 12, drawn[12:], count=60, turns=1, per_second=12, new_tokens=4)
     mine, others = (
-        fmean(serve_chats(traffic, policy, max_total_tokens=4096).ttfts())
-        for policy in (Informed(best_of), LeastLoaded())
+        serve_chats(traffic, policy, max_total_tokens=4096).mean_ttft for policy in (Informed(best_of), LeastLoaded())
     )
     took = f"Twelve stories, 60 requests: the first token takes {mine / others:.2f} × as long as with least loaded"
     expect(mine <= MOST * others, f"{took}; it must be at most {MOST} ×.")

@@ -1,17 +1,13 @@
-"""Checks of notebook 18: block tables, the slots of new tokens, what a tree of drafts sees, npu_advance_step_flashattn by
-hand, and which of its two phases answers."""
+"""Checks of notebook 18: block tables, the slots of new tokens, and npu_advance_step_flashattn by hand."""
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from nanoinfer.ascend import aclnn
 from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
-from nanoinfer.ascend.draft_tree import DraftTree
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import a_kind, expect, expect_equal
+from notebooks.course.expectations import expect
 from notebooks.course.tables import Mistake, Wrong, compare, expect_refused
 
 
@@ -101,55 +97,6 @@ def _places(
     return where, places
 
 
-@exercise("18.4", "What a tree sees", points=2)
-def _(given: Given) -> str:
-    tree_mask, rng = given["tree_mask"], random.Random(184)
-    cases = [([-1, 0, 0], 1), ([-1, 0, 0, 1, 1, 2], 14), ([-1], 3), ([-1, 0, 1, 2], 2), ([-1, 0, 0], 0)]
-    cases += [([-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 10)))], rng.randrange(12)) for _ in range(60)]
-    mistakes: dict[str, Mistake] = {
-        "Your mask is the other way round: True is for what a node sees.": "inverted",
-        "All nodes see the context: its tokens are part of the text, whichever draft is right.": "no_context",
-        "A node sees itself. Without that, it wouldn't know its own token.": "not_itself",
-        "This is the mask of a line: every node sees all before it. In a tree, siblings must not see each other.": "line",
-        "A node doesn't see its parent, which is part of its path.": "no_path",
-        "A node sees its parent, but not the parent of that one. Its path goes up to the root.": "only_parent",
-    }
-    hint = (
-        "a mask of torch.bool, a row for each node and a column for each token of the context and each node: True for "
-    )
-    hint += "the context, for the node itself, and for its path"
-    compare(lambda *tree: tree_mask(*tree)[0], _tree_mask, cases, mistakes, hint=hint)
-    mistakes = {
-        "These positions are the indices of the nodes. Siblings have the same position: each would be the next token.": (
-            lambda parents, context: list(range(context, context + len(parents)))
-        ),
-        "These positions are the depths. The root is behind the context.": (
-            lambda parents, context: _positions(parents, 0)
-        ),
-    }
-    compare(lambda *tree: tree_mask(*tree)[1], _positions, cases, mistakes, hint="the list of the nodes' positions")
-    return "65 trees, lines among them"
-
-
-def _positions(parents: list[int], context: int) -> list[int]:
-    positions: list[int] = DraftTree(range(len(parents)), parents).position_ids(context).tolist()
-    return positions
-
-
-def _tree_mask(parents: list[int], context: int, wrong: Wrong = ()) -> torch.Tensor:
-    nodes = torch.arange(len(parents))
-    mask = DraftTree(range(len(parents)), parents).spec_mask(context) == 0
-    if "no_path" in wrong or "only_parent" in wrong:
-        mask[:, context:] = nodes == nodes[:, None]
-        for node, parent in enumerate(parents if "only_parent" in wrong else ()):
-            mask[node, context + parent] |= parent >= 0
-    if "line" in wrong:
-        mask[:, context:] = nodes <= nodes[:, None]
-    mask[:, :context] &= "no_context" not in wrong
-    mask[nodes, context + nodes] &= "not_itself" not in wrong
-    return mask ^ ("inverted" in wrong)
-
-
 CHANGED = ("input_tokens", "input_positions", "seq_lens", "slot_mapping")
 
 
@@ -227,57 +174,3 @@ def _advanced(batch: dict[str, Any], block_size: int, wrong: Wrong = ()) -> dict
     for name in {"input_tokens", "input_positions"}.intersection(wrong):
         after[name][queries:] = batch[name][queries:]
     return after
-
-
-# What to think of where an answer is wrong.
-HINTS = {
-    "a": "Nothing is wrong, so phase one is fine, and phase two has the last word.",
-    "b": "Shapes are fine when the plan is made. But each run makes the sequences longer, and a table of 2 blocks has room "
-    "for 8 tokens.",
-    "c": "A tensor that isn't there is a null pointer in C. Which phase gets the tensors?",
-    "d": "A size of 0 is a whole number, so the number itself is valid. What it says about shapes isn't.",
-    "e": "Each tensor is there, and its shape is right. What is wrong is its kind of numbers.",
-    "f": "Phase one has seen a valid length. The values are read again at each run.",
-    "g": "There are 2 queries, and tokens for 4. So two arguments don't fit together.",
-    "h": "Phase one is fine. An executor that is None is a null pointer.",
-}
-
-
-def statuses() -> dict[str, tuple[int, int]]:
-    """The calls of the exercise, made: the phase that answers, and its status."""
-
-    def made(runs: int = 1, later: Callable[[dict[str, Any]], Any] | None = None, **changed: Any) -> tuple[int, int]:
-        batch: dict[str, Any] = {name: torch.zeros(4, dtype=torch.int64) for name in CHANGED}
-        batch["sampled_token_ids"], batch["seq_lens"] = torch.tensor([[70], [80]]), torch.tensor([3, 4, 9, 9])
-        batch["block_tables"], size = torch.tensor([[5, 2], [1, 7], [2, 8], [3, 9]]), changed.pop("block_size", 4)
-        batch |= changed
-        first, workspace, executor = aclnn.aclnn_advance_step_get_workspace_size(
-            **batch, num_seqs=4, num_queries=2, block_size=size
-        )
-        if first != 0:
-            return 1, int(first)
-        if later is not None:
-            later(batch)
-        return 2, int([aclnn.aclnn_advance_step(None, workspace, executor) for _ in range(runs)][-1])
-
-    return {
-        "a": made(),
-        "b": made(6),
-        "c": made(sampled_token_ids=None),
-        "d": made(block_size=0),
-        "e": made(slot_mapping=torch.zeros(4)),
-        "f": made(later=lambda batch: batch["seq_lens"][1:2].fill_(-1)),
-        "g": made(sampled_token_ids=torch.zeros(4, 1, dtype=torch.int64)),
-        "h": (2, int(aclnn.aclnn_advance_step(None, 0, None))),
-    }
-
-
-@exercise("18.5", "Which phase says no")
-def _(given: Given) -> str:
-    got, want = given["answers"](), statuses()
-    expect(isinstance(got, dict), f"Return a dictionary, not {a_kind(got)}.")
-    missing = [case for case in want if case not in got]
-    expect(not missing, f"There is no answer for {', '.join(missing)}.")
-    for case, right in want.items():
-        expect_equal(got[case], right, f"{case}, (phase, status): {HINTS[case]}")
-    return "eight calls"

@@ -1,8 +1,6 @@
-"""Checks of notebook 19: when fetching pays, which block leaves first, a table whose hashes collide, and files that may be
-anything."""
+"""Checks of notebook 19: when fetching pays, which block leaves first, and files that may be anything."""
 
 import random
-from collections.abc import Callable
 from fractions import Fraction
 from hashlib import sha256
 from math import floor
@@ -82,63 +80,6 @@ def _first(blocks: Blocks, wrong: Wrong = ()) -> str:
     return (max if "newest" in wrong else min)(ends, key=lambda name: blocks[name][1])
 
 
-class _Counted:
-    """A hash that many lists share. `calls`: how often it was asked for."""
-
-    def __init__(self, hash_of: Callable[[list[int]], int]):
-        self._hash_of, self.calls = hash_of, 0
-
-    def __call__(self, tokens: list[int]) -> int:
-        self.calls += 1
-        return self._hash_of(list(tokens))
-
-
-@exercise("19.3", "Hashes find, tokens decide", points=2)
-def _(given: Given) -> str:
-    Table = given["Table"]
-    table = Table(_Counted(len))
-    expect_equal(table.get([1, 2]), None, "The table is empty, and get([1, 2]) should return None.")
-    table.put([1, 2], b"one-two")
-    expect_equal(table.get([1, 2]), b"one-two", "After put([1, 2], b'one-two'), get([1, 2]) is wrong.")
-    for other in ([3, 4], [2, 1]):
-        same = (
-            f"[1, 2] was put, and get({other}) returns something: the two lists have the same hash. A request would go "
-        )
-        same += "on with the K/V of another text. Compare the tokens, too, in their order."
-        expect_equal(table.get(other), None, same)
-    table.put([3, 4], b"three-four")
-    both = "[1, 2] was put, then [3, 4], which has the same hash. Both are to be kept."
-    expect_equal([table.get([1, 2]), table.get([3, 4]), table.size()], [b"one-two", b"three-four", 2], both)
-    table.put([1, 2], b"new")
-    replaced = "[1, 2] was put a second time, with other K/V, which replaces the old entry."
-    expect_equal([table.get([1, 2]), table.size()], [b"new", 2], replaced)
-    table, tokens = Table(_Counted(len)), [5, 6]
-    table.put(tokens, b"five-six")
-    tokens[0] = 9
-    owner = "A list was put, and its owner changed it afterwards. The entry changed, too: keep a copy of the tokens."
-    expect(table.get([5, 6]) == b"five-six" and table.get([9, 6]) is None, owner)
-    rng = random.Random(193)
-    for hash_of in (len, lambda tokens: 0, lambda tokens: sum(tokens) % 3, sum):
-        _like_a_dictionary(Table, _Counted(hash_of), rng)
-    return "4 hashes, one of which is the same number for everything"
-
-
-def _like_a_dictionary(Table: Any, hash_of: _Counted, rng: random.Random) -> None:
-    table, right = Table(hash_of), dict[tuple[int, ...], bytes]()
-    for i in range(200):
-        tokens, before = [rng.randrange(4) for _ in range(rng.randrange(1, 5))], hash_of.calls
-        if rng.random() < 0.5:
-            table.put(list(tokens), b"%d" % i)
-            right[tuple(tokens)] = b"%d" % i
-        else:
-            expect_equal(table.get(list(tokens)), right.get(tuple(tokens)), f"After {i} calls, get({tokens}) is wrong.")
-        asked = hash_of.calls - before
-        expect(
-            asked == 1, f"One call of put or get asked for {asked} hashes. Keep entries by their hash: one is enough."
-        )
-    expect_equal(table.size(), len(right), "After 200 calls, size() is wrong.")
-
-
 OURS, THEIRS = b"our model".ljust(16), b"another model".ljust(16)
 
 
@@ -148,7 +89,7 @@ def _file(fingerprint: bytes, tokens: list[int], kv: bytes, count: int | None = 
     return start + sha256(start).digest()
 
 
-@exercise("19.4", "A file that isn't trusted", points=2)
+@exercise("19.3", "A file that isn't trusted", points=2)
 def _(given: Given) -> str:
     read_kv, rng, tried = given["read_kv"], random.Random(194), 0
 

@@ -63,7 +63,8 @@ class InteractiveFigure:
     `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the combination whose frame is drawn
     for viewers that leave scripts out; without it, the frame at the start. `height`: of the frame in a notebook, in CSS
     pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600. `runs`: how many runs
-    were recorded, where that is not one per combination. KeyError with the combination that is missing.
+    were recorded, where that is not one per combination. `source`: where the numbers come from, if not from such runs.
+    KeyError with the combination that is missing.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class InteractiveFigure:
         still: tuple[int, ...] | None = None,
         height: int = 640,
         runs: int | None = None,
+        source: str = "",
     ):
         self.title, self.intro, self.controls, self.height = title, intro, list(controls), height
         combinations = itertools.product(*(range(len(control.values)) for control in controls))
@@ -82,7 +84,7 @@ class InteractiveFigure:
         self._still = still
         count = len(self.frames) if runs is None else runs
         where = f"for each of {count} settings" if runs is None else f"in {count} run{'s' * (count != 1)}"
-        self.source = f"Recorded with the real engine, {where}."
+        self.source = source or f"Recorded with the real engine, {where}."
 
     @property
     def start(self) -> Frame:

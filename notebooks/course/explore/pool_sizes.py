@@ -125,7 +125,6 @@ def numbers(run: Run, shown: list[Moment]) -> list[Number]:
         Number("retractions", str(stats.retractions), strong=True),
         Number("steps spent waiting for the first admission", str(waited)),
         Number("steps spent waiting again, in the middle of an answer", str(stopped)),
-        Number("cached tokens evicted", str(sum(moment.evicted for moment in shown))),
         Number("tokens computed", str(computed)),
     ]
 
@@ -133,30 +132,10 @@ def numbers(run: Run, shown: list[Moment]) -> list[Number]:
 def sentence(size: int, share: float, shown: list[Moment]) -> str:
     """What there is to see."""
     retracted = [moment for moment in shown if moment.retracted]
-    waiting = sorted({i for moment in shown for i, phase in moment.phases.items() if phase == WAITING})
-    evicted = sum(moment.evicted for moment in shown)
-    said = []
     if retracted:
-        first, had = retracted[0], retracted[0].room.obtainable
-        said.append(
-            f"In step {first.step} the running requests need {count(first.room.needed, 'slot')} for their next tokens, and "
-            f"{f'only {had}' if had else 'none'} {'is' if had == 1 else 'are'} available, even with eviction: "
-            f"{' and '.join(f'request {i}' for i in first.retracted)} gives back its slots and waits."
-        )
-        if len(retracted) > 1:
-            said.append(f"It happens again in step {retracted[1].step}.")
-    if waiting:
-        said.append(f"{requests(waiting)} must wait before {'it starts' if len(waiting) == 1 else 'they start'}.")
-    if evicted and not retracted:
-        said.append(f"No request has to give way: eviction of {count(evicted, 'cached token')} makes the room.")
-    if not said:
-        said.append(f"{size} slots are enough: no request waits, none is retracted, and nothing is evicted.")
-    elif not retracted and not evicted:
-        said.append("None is retracted, and nothing is evicted.")
-    return f"With {size} slots and {percent_of(share)} set aside: {len(shown)} steps. {' '.join(said)}"
-
-
-def requests(numbers: list[int]) -> str:
-    """`Request 1`, or `Requests 1, 2 and 3`."""
-    *others, last = map(str, numbers)
-    return f"Requests {', '.join(others)} and {last}" if others else f"Request {last}"
+        said = f"In {cause(retracted[0])}." + " It happens again." * (len(retracted) > 1)
+    elif any(WAITING in moment.phases.values() for moment in shown):
+        said = "No request has to give way, but some must wait before they start."
+    else:
+        said = "No request waits, and none has to give way."
+    return f"With {size} slots and {percent_of(share)} set aside: {len(shown)} steps. {said}"

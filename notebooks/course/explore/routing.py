@@ -1,62 +1,42 @@
 """routing: the same chats and a burst, sent to three replicas by several rules, with late news, and with a death."""
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
 
 from nanoinfer.cluster import PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.llm import LLM
+from notebooks.course import replicas
 from notebooks.course.explore import Bar, Bars, Control, Flag, Frame, InteractiveFigure, Lane, Lanes, Span
-from notebooks.course.replicas import (
-    COSTS,
-    QUESTIONS,
-    Chat,
-    ClusterRun,
-    Informed,
-    ReplicaPass,
-    longest_match,
-    serve_chats,
-    story_chats,
-    story_of,
-)
 
 # A policy, and why it does as it does.
 POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
     "round robin": (RoundRobin, "Every replica is asked for all stories and has room for three of them."),
     "prefix hash": (lambda: PrefixHash(32), "A story has its replica, however long the queue is there."),
     "longest match": (
-        lambda: Informed(longest_match),
+        lambda: replicas.Informed(replicas.longest_match),
         "It knows only what events have told it: in the burst, too little.",
     ),
     "prefix router": (
-        lambda: lambda clock: PrefixRouter(COSTS, max_running_requests=4, max_imbalance_s=0.3, clock=clock),
+        lambda: lambda clock: PrefixRouter(replicas.COSTS, max_running_requests=4, max_imbalance_s=0.3, clock=clock),
         "It weighs waiting against computing, and remembers what it has just sent where.",
     ),
 }
 ON_EVENTS = ("longest match", "prefix router")  # the others don't listen
 DELAYS = (0, 0.2, 1)  # seconds until the router hears of a change
-BURST_AT, DIES_AT = 4.0, 1.7
-COLUMN = 0.25  # seconds
+BURST_AT, DIES_AT = 4.0, 2.0
+COLUMN = 0.5  # seconds
 PHASES = (("extend", "computes prompts (how many tokens)"), ("decode", "decodes only"))
 
 
-def record_routing(llm: LLM) -> dict[tuple[str, float, bool], ClusterRun]:
+def record_routing(llm: LLM) -> dict[tuple[str, float, bool], replicas.ClusterRun]:
     """The same traffic under each policy, with each delay (where events count), with and without the death of A."""
     assert llm.tokenizer is not None
-    encode, order = llm.tokenizer.encode, [0, 1, 2] * 6
-    random.Random(1).shuffle(order)
-    stories = [story_of(encode, hero) for hero in ("hen named Tilly", "pig named Otto", "owl named Ruth")]
-    asks = [encode(" " + question)[1:] for question in QUESTIONS]
-    burst = [Chat(f"new {i}", stories[k], [asks[i % 6]], BURST_AT + 0.005 * i) for i, k in enumerate(order)]
-    traffic = story_chats(encode, 1) + burst
+    encode = llm.tokenizer.encode
+    traffic = replicas.story_chats(encode, seed=1) + replicas.story_burst(encode, BURST_AT)
     return {
-        (name, delay, dies): serve_chats(
-            traffic,
-            make(),
-            report_seconds=delay,
-            dies=("A", DIES_AT) if dies else None,
-            max_total_tokens=1000,
+        (name, delay, dies): replicas.serve_chats(
+            traffic, make(), report_seconds=delay, dies=("A", DIES_AT) if dies else None, max_total_tokens=1000
         )
         for name, (make, _) in POLICIES.items()
         for delay in (DELAYS if name in ON_EVENTS else DELAYS[:1])
@@ -70,60 +50,54 @@ def routing(llm: LLM) -> InteractiveFigure:
     last = 1 + int(max(each.end_at for run in runs.values() for each in run.served))
     steps = round(last / COLUMN)
     most = max(run.computed for run in runs.values())
-    slowest = max(map(mean, runs.values()))
+    slowest = max(run.mean_ttft for run in runs.values())
     frames = {}
     for name, delay, dies in product(POLICIES, DELAYS, (False, True)):
         beside = {each: runs[each, delay if each in ON_EVENTS else 0, dies] for each in POLICIES}
-        run = beside[name]
+        run, computed = beside[name], {each: run.computed for each, run in beside.items()}
+        waited = {each: run.mean_ttft for each, run in beside.items()}
         flags = [Flag(int(BURST_AT / COLUMN), f"{BURST_AT:.0f} s: 18 requests for three new stories")]
-        flags += [Flag(int(DIES_AT / COLUMN), f"{DIES_AT} s: A dies")] * dies
+        flags += [Flag(int(DIES_AT / COLUMN), f"{DIES_AT:.0f} s: A dies")] * dies
         lanes = [Lane(each, spans_of(passes)) for each, passes in run.passes.items()]
-        scale = ("0 s", f"{last} s")
+        scale, widths = ("0 s", f"{last} s"), [COLUMN] * steps
         frames[list(POLICIES).index(name), DELAYS.index(delay), int(dies)] = Frame(
             [
                 Lanes(
-                    "What each replica does",
+                    "What each replica does in every half second",
                     steps,
                     lanes,
                     legend=PHASES,
                     flags=flags,
-                    widths=[COLUMN] * steps,
+                    widths=widths,
                     scale=scale,
                 ),
-                Bars("Prompt tokens computed", bars(beside, name, lambda run: run.computed, "{:,}"), most),
-                Bars("Mean time to the first token", bars(beside, name, mean, "{:.2f} s"), slowest),
+                Bars("Prompt tokens computed", bars(computed, name, "{:,}"), most),
+                Bars("Mean time to the first token", bars(waited, name, "{:.2f} s"), slowest),
             ],
             f"{POLICIES[name][1]} {run.hit_rate:.0%} of all prompt tokens are found; the first token comes after "
-            f"{mean(run):.2f} s on average, and after {run.ttfts()[-1]:.2f} s at worst.",
+            f"{run.mean_ttft:.2f} s on average, and after {run.ttfts()[-1]:.2f} s at worst.",
         )
     return InteractiveFigure(
         "Where should this request go?",
-        "Six stories, 24 chats about them, and a burst of 18 requests for three new stories. Each of the three replicas "
-        "has room for three stories. Under every rule, the same requests come and get the same answers.",
+        "24 chats about six stories, and a burst of 18 requests for three new ones. Each of the three replicas has room "
+        "for three stories. Under every rule, the same requests come and get the same answers.",
         [
-            Control("policy", "policy", list(POLICIES), start=2),
+            Control("policy", "policy", list(POLICIES)),
             Control("delay", "news takes", list(DELAYS), [f"{each} s" for each in DELAYS]),
             Control("death", "replica A", ["lives", "dies"]),
         ],
         frames,
-        still=(2, 2, 0),
         height=860,
         runs=len(runs),
     )
 
 
-def mean(run: ClusterRun) -> float:
-    return sum(run.ttfts()) / len(run.served)
+def bars(values: Mapping[str, float], chosen: str, text: str) -> list[Bar]:
+    looks = {name: "highlight" if name == chosen else "in-use" for name in values}
+    return [Bar(name, value, text.format(value), look=looks[name]) for name, value in values.items()]
 
 
-def bars(runs: dict[str, ClusterRun], chosen: str, value: Callable[[ClusterRun], float], text: str) -> list[Bar]:
-    return [
-        Bar(name, value(run), text.format(value(run)), look="highlight" if name == chosen else "in-use")
-        for name, run in runs.items()
-    ]
-
-
-def spans_of(passes: list[ReplicaPass]) -> list[Span]:
+def spans_of(passes: list[replicas.ReplicaPass]) -> list[Span]:
     """A span per column in which something was computed; its text: how many prompt tokens."""
     computed = dict[int, int]()
     for each in passes:

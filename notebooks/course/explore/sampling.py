@@ -36,7 +36,7 @@ def sampling(llm: LLM, prompt: str) -> InteractiveFigure:
     return InteractiveFigure(
         "Which token comes next, and what do temperature, top\u2011k and top\u2011p do to its chances?",
         f"After “{prompt}” the model gives every token of its vocabulary a probability. Drag one control at a time. "
-        "A solid bar is how often a token is drawn; a hatched one is what its probability was before the cut.",
+        "A dark bar is how often a token is drawn; the pale one behind it is its probability before the cut.",
         controls,
         frames,
         height=1130,

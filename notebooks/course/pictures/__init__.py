@@ -1,23 +1,20 @@
 """Pictures that one notebook shows: `pictures.session_steps(steps)`. They are written like those of nanoinfer.viz."""
 
-from notebooks.course.pictures.blocks import block_rows, hashed_blocks, tiers
-from notebooks.course.pictures.network import decoder, split_layer, split_product
+from notebooks.course.pictures.blocks import hashed_blocks, tiers
+from notebooks.course.pictures.network import decoder, split_product
 from notebooks.course.pictures.passes import adapter_rows, drafted_text
 from notebooks.course.pictures.sessions import padded_batch, session_steps
-from notebooks.course.pictures.spans import kernel_times, lanes, replicas
+from notebooks.course.pictures.spans import kernel_times, lanes
 
 __all__ = [
     "adapter_rows",
-    "block_rows",
     "decoder",
     "drafted_text",
     "hashed_blocks",
     "kernel_times",
     "lanes",
     "padded_batch",
-    "replicas",
     "session_steps",
-    "split_layer",
     "split_product",
     "tiers",
 ]

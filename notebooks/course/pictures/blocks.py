@@ -1,4 +1,4 @@
-"""block_rows, hashed_blocks, tiers: a request in blocks, prompts as hashed blocks, and which tier has which block."""
+"""hashed_blocks, tiers: prompts as hashed blocks, and which tier has which block."""
 
 from collections.abc import Mapping, Sequence
 from typing import Unpack
@@ -7,100 +7,12 @@ import numpy as np
 
 from nanoinfer.cache.block_events import block_hashes
 from nanoinfer.cache.cache_manager import CacheManager
-from nanoinfer.cache.memory_pool import ReqToTokenPool, TokenToKVPool
 from nanoinfer.requests.tokenizer import Tokenizer
 from nanoinfer.viz.lettering import SMALL, TINY, text_width, wrapped
-from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PLAIN, ROLES, Style, owner_style
+from nanoinfer.viz.palette import BARS, GRID, MUTED, PLAIN, ROLES
 from nanoinfer.viz.picture import Picture
-from nanoinfer.viz.sheet import Heading, Look, Sheet
-from nanoinfer.viz.words import count, run_list, runs, visible_ends
-
-GUTTER, TALL = 92.0, 22.0
-FREE, OTHERS, EMPTY = ROLES["free"], ROLES["in_use"], ROLES["padding"]
-
-
-def block_rows(
-    req_to_token_pool: ReqToTokenPool,
-    token_to_kv_pool: TokenToKVPool,
-    row: int,
-    length: int,
-    *,
-    new: int = 0,
-    **heading: Unpack[Heading],
-) -> Picture:
-    """The request in `row`, with `length` tokens, the last `new` of them computed in this pass.
-
-    Above, its row: a slot per token. Below it, its block table: a block per `page_size` tokens, with the offsets. Last, all
-    slots of the pool, block by block.
-    """
-    rows, pool = req_to_token_pool.req_to_token, token_to_kv_pool
-    size = pool.page_size
-    slots = rows[row, :length].numpy().astype(np.int64)
-    table = [int(block) for block in slots[::size] // size]
-    label = f"request {row}"
-    style = owner_style(label, row)
-    sheet = Sheet(default_title=f"{label}: its row, its block table, and the buffer in blocks of {size}", **heading)
-    looks = [ROLES["new"] if n >= length - new else style for n in range(length)]
-    _row_and_table(sheet, slots, table, looks, style, size)
-    _buffer(sheet, pool, slots, table, looks)
-    entries: list[tuple[Look, str]] = [(style, f"{label}: its tokens")]
-    if new:
-        entries.append((ROLES["new"], "computed in this pass"))
-    if len(table) * size > length:
-        entries.append((EMPTY, "the request's, still empty"))
-    others = pool.size - pool.available_size() - len({*table}) * size
-    entries += [(OTHERS, "in use by others")] * (others > 0) + [(FREE, "free")] * (pool.available_size() > 0)
-    sheet.legend(entries)
-    blocks = ", ".join(map(str, table))
-    last = f", the last {count(new, 'token')} computed in this pass" if new else ""
-    return sheet.picture(
-        f"{label} has {count(length, 'token')} in slots {runs(slots, 8)}{last}; its block table is [{blocks}] with blocks "
-        f"of {size} slots; the buffer has {count(pool.size // size, 'block')}."
-    )
-
-
-def _row_and_table(
-    sheet: Sheet, slots: np.ndarray, table: list[int], looks: list[Style], style: Style, size: int
-) -> None:
-    width = min((sheet.right - sheet.left - GUTTER) / (len(table) * size), 34.0)
-    x0, y = sheet.left + GUTTER, sheet.y
-    for text, middle in (("index n", 7.0), ("its row", 27.0), ("block table", 61.0), ("offset n % P", 82.0)):
-        bold = "bold" if text in ("its row", "block table") else "normal"
-        sheet.text(sheet.left, y + middle, text, size=SMALL, weight=bold, colour=INK if bold == "bold" else MUTED)
-    for n in range(len(table) * size):
-        x, used = x0 + n * width, n < len(slots)
-        middle = x + width / 2
-        if used:
-            sheet.text(middle, y + 7, str(n), size=TINY, colour=MUTED, ha="center")
-            sheet.cell(x, y + 16, width, TALL, looks[n], str(slots[n]), edge=GRID, name=f"row {n}")
-            sheet.text(middle, y + 82, str(n % size), size=TINY, colour=MUTED, ha="center")
-    for i, block in enumerate(table):
-        x, text = x0 + i * size * width, f"block {block}" if size * width > 44 else str(block)
-        sheet.cell(x, y + 50, size * width, TALL, style, text, edge=INK, name=f"table {i}")
-    sheet.y = y + 98
-
-
-def _buffer(sheet: Sheet, pool: TokenToKVPool, slots: np.ndarray, table: list[int], looks: list[Style]) -> None:
-    size, x0 = pool.page_size, sheet.left + GUTTER
-    own, free = dict(zip(slots.tolist(), looks, strict=True)), set(pool.free_slots().tolist())
-    cell = min(22.0, (sheet.right - x0) / size)
-    per_line = max(1, int((sheet.right - x0 + 8) // (size * cell + 8)))
-    sheet.text(sheet.left, sheet.y + 7, "the buffer", size=SMALL, weight="bold")
-    sheet.text(sheet.left, sheet.y + 22, f"[{pool.size // size}, {size}, ...]", size=SMALL, colour=MUTED)
-    for block in range(pool.size // size):
-        x, ours = x0 + block % per_line * (size * cell + 8), block in table
-        sheet.y += 42 if block and block % per_line == 0 else 0
-        name = f"{'block ' if size * cell > 44 else ''}{block}"
-        sheet.text(x, sheet.y + 7, name, size=TINY, weight="bold" if ours else "normal")
-        for offset in range(size):
-            slot = block * size + offset
-            look = own.get(slot, EMPTY if ours else FREE if slot in free else OTHERS)
-            place = x + offset * cell, sheet.y + 14, cell, TALL
-            sheet.cell(*place, look, str(slot), size=TINY, edge=GRID, name=f"slot {slot}")
-        if ours:
-            sheet.rect(x, sheet.y + 14, size * cell, TALL, edge=INK, line=1.4)
-    sheet.y += 50
-
+from nanoinfer.viz.sheet import Heading, Sheet
+from nanoinfer.viz.words import count, run_list, visible_ends
 
 BOX, BOX_PITCH, ARROW = 56.0, 64.0, 16.0
 LINES, LINE = 3, 10.5  # of a block's text

@@ -1,4 +1,4 @@
-"""decoder, split_layer, split_product: a model's parts in their order, and its matrices over several processes."""
+"""decoder, split_product: a model's parts in their order, and its matrices over several processes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
@@ -9,7 +9,6 @@ import torch
 from nanoinfer.model.config import ModelConfig
 from nanoinfer.model.families import find_family
 from nanoinfer.model.layers.rms_norm import RMSNorm
-from nanoinfer.model.parallel.shard import Shard, shard_specs_of
 from nanoinfer.viz.lettering import SMALL, TINY
 from nanoinfer.viz.palette import BARS, GRID, INK, MUTED, PAPER, PLAIN, ROLES, Style
 from nanoinfer.viz.picture import Picture
@@ -138,72 +137,7 @@ def _boxes(sheet: Sheet, rows: Sequence[Sequence[Box]], *, branch: bool = False)
         sheet.text(X_BOXES - 12, back + 8, "added to the stream", size=TINY, colour=MUTED)
 
 
-GUTTER, GAP, BAND = 172.0, 26.0, 22.0  # widths: of names, between things, of what all have
-MOST_HEIGHT = 112.0  # of a matrix
 EDGE, FRAME = "#767676", "#c8c8c8"
-
-
-def split_layer(config: ModelConfig, parts: int, **heading: Unpack[Heading]) -> Picture:
-    """A layer of a model with `config` over `parts` processes, by the engine's own rules (model/parallel/shard.py).
-
-    From left to right, matrices as [inputs, outputs], to scale. A process has columns of q, k, v, gate and up, and the rows
-    of the output projection and of down that belong to them. ValueError if `parts` cannot split it.
-    """
-    shards = [Shard(part, parts) for part in range(parts)]
-    own = [shard.own_config(config) for shard in shards]
-    cuts = [shard_specs_of(shard, config) for shard in shards]
-    hidden, q, kv = config.hidden_size, cuts[0]["q_proj"].total, cuts[0]["k_proj"].total
-    mlp = cuts[0]["gate_proj"].total
-    heads = [
-        f"{count(c.num_attention_heads, 'query head')} and {count(c.num_key_value_heads, 'K/V head')}" for c in own
-    ]
-    sheet = Sheet(default_title=f"A layer over {count(parts, 'process')}", **heading)
-    room = sheet.right - sheet.left - GUTTER - 7 * GAP - 3 * BAND
-    scale = min(room / (q + 2 * kv + 2 * hidden + 2 * mlp + 20), MOST_HEIGHT / max(hidden, q, mlp))
-    lane, top = max(hidden, q, mlp) * scale + 18, sheet.y + 20
-    for part in range(parts):
-        sheet.text(sheet.left, top + lane * (part + 0.5) - 7, f"process {part}", weight="bold")
-        sheet.text(sheet.left, top + lane * (part + 0.5) + 8, heads[part], size=TINY, colour=MUTED)
-    things: list[tuple[str, int, dict[str, int]]] = [
-        ("x", 0, {}),
-        ("q, k, v", hidden, {"q_proj": q, "k_proj": kv, "v_proj": kv}),
-        ("output", q, {"o_proj": hidden}),
-        ("sum", 0, {}),
-        ("gate, up", hidden, {"gate_proj": mlp, "up_proj": mlp}),
-        ("down", mlp, {"down_proj": hidden}),
-        ("sum", 0, {}),
-    ]
-    x = sheet.left + GUTTER
-    for i, (head, rows, columns) in enumerate(things):
-        if i:
-            for part in range(parts):
-                sheet.arrow([x + 4, x + GAP - 3], [top + lane * (part + 0.5)] * 2, line=1.0)
-            x += GAP
-        start = x
-        for name, size in columns.items():
-            width, height = size * scale, rows * scale
-            for part in range(parts):
-                y, cut = top + lane * (part + 0.5) - height / 2, cuts[part][name]
-                for begin, end in cut.ranges:
-                    at, length = begin * scale, (end - begin) * scale
-                    place = (x + at, y, length, height) if cut.dim == 0 else (x, y + at, width, length)
-                    sheet.rect(*place, BARS[part], name=f"{name} {part}")
-                sheet.rect(x, y, width, height, edge=EDGE, line=0.9)
-            x += width + 4
-        if not columns:  # the same numbers in all processes
-            sheet.rect(x, top, BAND, lane * parts, LAYER, edge=EDGE, name=f"{head} {i}")
-            x += BAND
-        sheet.text((start + x) / 2, top - 12, head, size=SMALL, colour=MUTED, ha="center")
-    sheet.y = top + lane * parts + 10
-    sheet.legend([(BARS[part], f"process {part}: what it has and computes") for part in range(parts)])
-    of_mlp = f"of {config.intermediate_size} MLP columns"
-    each = [f"process {i} has {heads[i]}, and {own[i].intermediate_size} {of_mlp}" for i in range(parts)]
-    of_qkv = [cuts[0][name] for name in ("q_proj", "k_proj", "v_proj")]
-    mine = f"{sum(cut.size for cut in of_qkv)} of {sum(cut.total for cut in of_qkv)} columns"
-    said = f"A layer from left to right: {'; '.join(each)}. Of q, k and v, process 0 has {mine}. There are two sums."
-    return sheet.picture(said)
-
-
 CELL, TALL, WIDE = 17.0, 17.0, 36.0  # a cell's largest side; the height and the width of a number
 NAMES, SPACE = 92.0, 34.0
 

@@ -1,7 +1,7 @@
-"""lanes, kernel_times, replicas: what happened when, on an axis of time: threads or requests, kernels, or replicas."""
+"""lanes, kernel_times: what happened when, on an axis of time: threads or requests, and kernels."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from matplotlib.ticker import MaxNLocator
 
@@ -141,69 +141,3 @@ def _bar(sheet: Sheet, label: str, calls: Sequence[Call], seconds: float, x0: fl
         words = f"layer {layer}" if text_width(f"layer {layer}", TINY) < right - left else layer
         if text_width(words, TINY) < right - left:
             sheet.text((left + right) / 2, y + BAR + 12, words, size=TINY, ha="center", colour=MUTED)
-
-
-UPPER, LOWER, GAP = 40.0, 34.0, 20.0  # heights of the tokens and of the requests of a replica, and the gap below
-
-
-def replicas(
-    passes: Mapping[str, Sequence[Any]],
-    *,
-    until: float,
-    most_requests: int,
-    ends: Mapping[str, float] | None = None,
-    **heading: Unpack[Heading],
-) -> Picture:
-    """`passes` of each replica, in order: objects with `start`, `end` (seconds), `cached` and `computed` (prompt tokens),
-    and `running` and `waiting` (requests when the pass begins), such as `ReplicaPass`.
-
-    Above, a bar per pass that computes prompts; below, the requests. `until` and `most_requests`: the scales, so that
-    several pictures can be compared. `ends`: when a replica died.
-    """
-    everything = [each for of in passes.values() for each in of]
-    tallest = max(each.cached + each.computed for each in everything) or 1.0
-    sheet = Sheet(default_title="What each replica finds and computes, and its requests", **heading)
-    x0 = sheet.left + min(max(text_width(name, weight="bold") for name in passes) + 14, 120) + 62
-    scale = (sheet.right - x0 - 118) / until
-    bands = [("tokens", "cached", ROLES["tree"], "found"), ("tokens", "computed", ROLES["new"], "computed")]
-    bands += [("requests", each, ROLES[role], each) for each, role in (("running", "in_use"), ("waiting", "hidden"))]
-    said, bottom = [], sheet.y + (UPPER + 6 + LOWER + GAP) * len(passes) - GAP
-    _axis(sheet, x0, scale, 0, until, "seconds", bottom)
-    for name, of in passes.items():
-        base = {"tokens": sheet.y + UPPER, "requests": sheet.y + UPPER + 6 + LOWER}
-        per_one = {"tokens": UPPER / tallest, "requests": LOWER / most_requests}
-        sheet.text(sheet.left, (sheet.y + base["requests"]) / 2, name, weight="bold", width=100)
-        for what, y in base.items():
-            sheet.text(x0 - 8, y - 18, what, size=TINY, ha="right", colour=MUTED)
-            sheet.line([x0, x0 + scale * until], [y, y], colour=GRID, line=0.6)
-        for i, each in enumerate(of):
-            reached = dict(base)
-            for what, field, style, called in bands:
-                width = max(scale * (each.end - each.start), 2.0 if what == "tokens" else 0.6)
-                if height := per_one[what] * getattr(each, field):
-                    reached[what] -= height
-                    edge = MUTED if field == "waiting" and width > 3 else None
-                    place = x0 + scale * each.start, reached[what], width, height
-                    sheet.rect(*place, style, edge=edge, name=f"{name} {called} {i}")
-        cached, computed = sum(each.cached for each in of), sum(each.computed for each in of)
-        longest = number(max((each.waiting for each in of), default=0.0))
-        words = [
-            f"{percent(cached, cached + computed)} found",
-            f"{number(computed)} computed",
-            f"at most {longest} wait",
-        ]
-        for row, text in enumerate(words):
-            sheet.text(sheet.right - 110, sheet.y + 16 + 17 * row, text, size=SMALL, width=110)
-        dead, died = "", (ends or {}).get(name)
-        if died is not None:
-            x, dead = x0 + scale * died, f", dies at {number(died)} s"
-            sheet.line([x, x], [sheet.y - 2, base["requests"]], colour=ROLES["highlight"].face, line=2.2)
-            sheet.text(x + 5, sheet.y + 6, "dies", size=SMALL, colour=ROLES["highlight"].face, weight="bold")
-        said.append(
-            f"{name}: {number(cached)} prompt tokens found, {', '.join(words[1:])}, {count(len(of), 'pass')}{dead}"
-        )
-        sheet.y = base["requests"] + GAP
-    sheet.y = bottom + 26
-    found = [(ROLES["tree"], "prompt tokens found in the tree"), (ROLES["new"], "prompt tokens computed")]
-    sheet.legend([*found, (ROLES["in_use"], "requests running: rows in use"), (ROLES["hidden"], "requests waiting")])
-    return sheet.picture("; ".join(said) + ".")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- ]]> \u2028 ${alert(1)} “&amp;”"
 
+
 TABLE_OVERFLOW = """return Math.max(0, ...[...document.querySelectorAll("[data-kind=numbers] .drawing")].map(
     (box) => box.scrollWidth - box.clientWidth))"""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -70,7 +69,7 @@ PICTURES: dict[str, Callable[[], viz.Picture]] = {
     "decode": lambda: viz.input_metadata(make_metadata([8, 599, 4], [1, 1, 1], ForwardMode.DECODE), fields="all"),
     "bars": lambda: viz.bars({"a": 1, "b": 20}, unit="ms", compare="a"),
     "groups": lambda: viz.bars({"x": {"a": 1, "b": 2}, "y": {"a": 1, "c": 2}}, unit="ms", caption="C."),
-    "wire": lambda: viz.wire([("text", b"x" * 54), ("numbers", np.array([13, 700, -1], "<i4"))]),
+    "wire": lambda: viz.wire([("text", b"x" * 54), ("end", b"\r\n")]),
     "attention": lambda: viz.attention_steps(*map(torch.ones, ((4,), (8, 4), (8, 4)))),
     "one token": lambda: viz.attention_steps(torch.ones(1), torch.ones(1, 1), torch.ones(1, 1), newest=True),
     **{f"map {notebook}": partial(viz.engine_map, notebook) for notebook in range(1, 20)},

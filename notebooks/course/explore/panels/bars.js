@@ -13,7 +13,7 @@ draw.bars = (panel, box) => {
     const [before, value] = line.querySelectorAll("i");
     line.className = off ? "bar off" : "bar";
     line.querySelector(".label").textContent = label;
-    before.className = "before o-padding";
+    before.className = "before";
     before.style.width = share(was ?? 0);
     before.hidden = was === null;
     value.className = `value o-${look}${off ? " off" : ""}`;

@@ -73,7 +73,7 @@ class Bars(Panel):
         for bar in self.bars:
             sheet.text(x - 8, sheet.y + 9, bar.label, ha="right", width=160)
             if bar.before is not None:
-                sheet.rect(x, sheet.y + 1, room * bar.before / self.most, 16, LOOKS["padding"], edge=GRID)
+                sheet.rect(x, sheet.y + 1, room * bar.before / self.most, 16, LOOKS["leftover"], edge=GRID)
             if not bar.off:
                 sheet.rect(x, sheet.y + 1, room * bar.value / self.most, 16, LOOKS[bar.look], name=f"bar {bar.label}")
             longest = max(bar.before or 0, 0 if bar.off else bar.value)
