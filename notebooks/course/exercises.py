@@ -5,6 +5,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from notebooks.course import checks
@@ -12,7 +13,7 @@ from notebooks.course.expectations import NotWritten
 
 Checker = Callable[["Given"], str | None]
 
-_CHECKS_FILE = re.compile(r"nb(\d+)(_\w+)?")  # nb05.py, and nb05_*.py where one file would be too long
+_CHECKS_FILE = re.compile(r"nb(\d+)")  # nb05.py
 
 
 class Given:
@@ -86,19 +87,13 @@ def exercises_of(notebook: int) -> list[Exercise]:
 
 def all_exercises() -> list[Exercise]:
     """Every exercise of every notebook, in order."""
-    notebooks = {number for number, _ in _checks_files()}
-    return [exercise for number in sorted(notebooks) for exercise in exercises_of(number)]
-
-
-def _checks_files() -> list[tuple[int, str]]:
-    """The notebook and the module's name of every file with checks."""
-    found = ((_CHECKS_FILE.fullmatch(module.name), module.name) for module in pkgutil.iter_modules(checks.__path__))
-    return [(int(file[1]), name) for file, name in found if file]
+    files = (_CHECKS_FILE.fullmatch(module.name) for module in pkgutil.iter_modules(checks.__path__))
+    return [exercise for number in sorted(int(file[1]) for file in files if file) for exercise in exercises_of(number)]
 
 
 def _load(notebook: int) -> None:
     """Import a notebook's checks, if it has any. By their name, as plug-ins are: they import this file to register, so this
     file must not import them, and a new notebook's checks need a line nowhere else."""
-    for number, name in _checks_files():
-        if number == notebook:
-            importlib.import_module(f"{checks.__name__}.{name}")
+    name = f"{checks.__name__}.nb{notebook:02d}"
+    if find_spec(name):
+        importlib.import_module(name)

@@ -23,7 +23,10 @@ BUILT = [built_path(source) for source in SOURCES]
 SOLUTIONS = [source for source in SOURCES if source.parent.name == "solutions"]
 PAGES = [
     ROOT / page
-    for page in ("README.md", "notebooks/README.md", "notebooks/glossary.md", "notebooks/explorables/README.md")
+    for page in (
+        "README.md",
+        *(f"notebooks/{name}.md" for name in ("README", "glossary", "teaching", "explorables/README")),
+    )
 ]
 FENCED = re.compile(r"^ {0,3}(```+|~~~+).*?^ {0,3}\1\s*$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
@@ -134,3 +137,12 @@ def test_links_that_lead_nowhere_are_found() -> None:
     path = ROOT / "notebooks" / "README.md"
     text = "[a](README.md#the-series) [b](#To-grade) [c](https://no.where) [d](no.md) `[e](no.md)` ![f](g.png)"
     assert broken_links(path, text) == ["#To-grade", "no.md", "g.png"]
+
+
+def test_a_teacher_finds_every_section_and_exercise() -> None:
+    text = (ROOT / "notebooks" / "teaching.md").read_text(encoding="utf-8")
+    titles = {title for path in BUILT for title in HEADING.findall(text_of(path))}
+    named = {" ".join(name.split()) for name in re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", text)}
+    assert named - titles == set()
+    exercises = {exercise.id for path in SOLUTIONS for exercise in exercises_of(int(path.stem[:2]))}
+    assert set(re.findall(r"\b\d+\.\d+\b", text)) - exercises == set()

@@ -96,7 +96,7 @@ def test_a_padded_batch_counts_what_is_used() -> None:
 
 def test_spans_are_to_scale_and_in_their_lanes() -> None:
     spans = [("a", "served", 0.0, 2.0), ("b", "waiting", 1.0, 2.0), ("b", "served", 2.0, 4.0)]
-    picture = pictures.lanes(spans, unit="seconds", within=(0, 8))
+    picture = pictures.lanes(spans, unit="seconds")
     first, wait, second = (named(picture, f"{lane}, {kind}")[0] for lane, kind, *_ in spans)
     assert first.get_width() == pytest.approx(2 * wait.get_width())
     assert second.get_x() == pytest.approx(first.get_x() + first.get_width())

@@ -13,9 +13,8 @@ from matplotlib.patches import Rectangle
 
 from nanoinfer import viz
 from nanoinfer.viz.palette import ROLES
-from notebooks.course.expression_text import expression_text
 from notebooks.course.regular_expression import Machine, Parser
-from notebooks.course.states_picture import states_picture
+from notebooks.course.states_picture import expression_text, states_picture
 from tests.helpers.grammars import EOS, allowed, matcher_of, story_compiler
 from tests.helpers.pictures import assert_readable, named, texts
 

@@ -11,29 +11,29 @@ engine is written again in JavaScript, and no number is computed there.
         "How many slots does a prompt take?",
         "Drag the page size. Grey is what is allocated and not used.",
         [Control("page_size", "page size", sizes)],
-        {(i,): Frame([Bars("Slots", [Bar("used", 5, "5 slots")], most=8)], "...") for i, size in enumerate(sizes)},
+        lambda size: Frame([Bars("Slots", [Bar("used", 5, "5 slots")], most=8)], "..."),
     )
 
 - As the last expression of a notebook cell it shows itself; `.save("page.html")` writes it, `.html()` is its text.
 - `Control(name, label, values, labels=None, start=0)`: numbers make a slider, anything else a list to choose from.
 - `Frame(panels, sentence)`: what one combination shows. The sentence is said aloud when a control moves: it names the
   cause of what there is to see. Frames may share panels; what repeats is in the file once.
-- `frames` has every combination of indices, `{(0, 0): Frame, (0, 1): Frame, ...}`.
+- The function makes the frame of the values that the controls choose; `figure.frames[0, 1]` is one, by their indices.
 - Panels are plain data (panels/): `Bars` of `Bar`, `Cells` of `CellRow` of `Cell`, `Lanes`
   of `Lane` of `Span` with a `Strip` above them and `Flag`s, `Tree` of `Node`, `Numbers` of `Number`. Each kind is a
-  dataclass that says itself in words and draws itself on paper (for the still picture), and next to it a
-  file of JavaScript, `draw.KIND = (panel, box) => ...`.
+  dataclass that says itself in words and draws itself on paper (for the still picture), and in panels.js has
+  `draw.KIND = (panel, box) => ...`. `bars_of` makes bars to compare, `padded` lines of cells of the same length.
 - Looks are names of the palette: "r0" to "r7" (requests), "tree", "locked", "new", "free", "padding", "highlight",
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
-The interactive figures of the series are functions in files of the same name: `sampling`, `page_sizes`, `eviction`. To be
-written by `python -m notebooks.course.explore NAME`, one needs its line in CATALOGUE (__main__.py).
+The interactive figures of the series are functions in files of the same name: `sampling`, `page_sizes`, `eviction`. The
+command `python -m notebooks.course.explore NAME` writes one.
 """
 
 from notebooks.course.explore.interactive_figure import Control, Frame, InteractiveFigure
-from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers
-from notebooks.course.explore.panels.cells import Cell, CellRow, Cells
+from notebooks.course.explore.panels.base import Bar, Bars, Number, Numbers, bars_of
+from notebooks.course.explore.panels.cells import Cell, CellRow, Cells, padded
 from notebooks.course.explore.panels.lanes import Flag, Lane, Lanes, Span, Strip
 from notebooks.course.explore.panels.tree import Node, Tree
 
@@ -55,4 +55,6 @@ __all__ = [
     "Span",
     "Strip",
     "Tree",
+    "bars_of",
+    "padded",
 ]

@@ -1,6 +1,7 @@
 """What is continuous batching worth? The same requests in fixed groups, and in a batch that changes from pass to pass."""
 
 from collections.abc import Sequence
+from itertools import product
 
 from nanoinfer.llm import LLM
 from nanoinfer.sessions.inference import InferenceEngine
@@ -36,32 +37,29 @@ def record_batching(llm: LLM) -> dict[tuple[int, int, bool], Steps]:
     """(tokens of the long requests, rows, continuous) → its steps."""
     engine = InferenceEngine(llm.model)
     with one_thread():
-        return {
-            (long, rows, continuous): serve(engine, wanted(long), rows, continuous)
-            for long in LONG
-            for rows in ROWS
-            for continuous in (False, True)
-        }
+        settings = product(LONG, ROWS, (False, True))
+        return {(long, rows, kind): serve(engine, wanted(long), rows, kind) for long, rows, kind in settings}
 
 
 def batching(llm: LLM) -> InteractiveFigure:
     """Tokens of the long requests and rows → which request has which row in which pass, static and continuous."""
     runs = record_batching(llm)
     most = max(map(len, runs.values()))
-    frames = {}
-    for i, long in enumerate(LONG):
-        for j, rows in enumerate(ROWS):
-            static, continuous = runs[long, rows, False], runs[long, rows, True]
-            bars = [bar_of("static", static, rows), bar_of("continuous", continuous, rows)]
-            frames[i, j] = Frame(
-                [
-                    lanes("Static: a group runs until its last request has ended", static, rows, most),
-                    lanes("Continuous: the next request in line takes a free row", continuous, rows, most),
-                    Bars("Decode passes", bars, 1.2 * most),
-                ],
-                f"Static batching needs {len(static) / len(continuous):.1f} times as many decode passes. Its empty rows "
-                "wait for the longest request of their group. Continuous batching has some only when no request waits.",
-            )
+
+    def show(long: int, rows: int) -> Frame:
+        static, continuous = runs[long, rows, False], runs[long, rows, True]
+        bars = [bar_of("static", static, rows), bar_of("continuous", continuous, rows)]
+        panels = [
+            lanes("Static: a group runs until its last request has ended", static, rows, most),
+            lanes("Continuous: the next request in line takes a free row", continuous, rows, most),
+            Bars("Decode passes", bars, 1.2 * most),
+        ]
+        said = (
+            f"Static batching needs {len(static) / len(continuous):.1f} times as many decode passes. Its empty rows wait "
+            "for the longest request of their group. Continuous batching has some only when no request waits."
+        )
+        return Frame(panels, said)
+
     return InteractiveFigure(
         "What is continuous batching worth?",
         "Twelve requests wait, three of them long. Drag their length and the number of rows. Look for the grey: rows that "
@@ -70,7 +68,7 @@ def batching(llm: LLM) -> InteractiveFigure:
             Control("long", "tokens of the three long requests", list(LONG), start=len(LONG) - 1),
             Control("rows", "requests at a time", list(ROWS), start=1),
         ],
-        frames,
+        show,
         height=1060,
         runs=len(runs),
     )

@@ -1,9 +1,11 @@
 """block_slots: from the index of a token to its slot, by the request's row, by its block table, and by CANN's kernel."""
 
+from functools import partial
+
 from nanoinfer.config import EngineConfig
 from nanoinfer.llm import LLM, make_engine
 from nanoinfer.sampling_params import SamplingParams
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers, padded
 from notebooks.course.explore.runs import one_thread
 from notebooks.course.explore.shown import ACROSS
 from notebooks.course.prompts import BEAR, FOX, RIVER
@@ -36,16 +38,15 @@ def block_slots(llm: LLM) -> InteractiveFigure:
     """Request and index → entry, block, offset and slot, and the slot that the kernel finds instead."""
     rows = record_rows(llm)
     tables = [([slot // SIZE for slot in row[::SIZE]] + [-1] * WIDTH)[:WIDTH] for row in rows]
-    indices = ((i, n) for i in range(len(rows)) for n in range(TOKENS))
     return InteractiveFigure(
         "In which slot is token n of a request?",
         "Drag the index. The row names the slot, the block table its block, and the remainder is the offset. Both give "
         "the slot with the pink frame. Orange is the entry that CANN's kernel reads, and the slot that it finds.",
         [
-            Control("request", "request", [f"{name} (row {i})" for i, name in enumerate(NAMES)], start=1),
+            Control("request", "request", range(3), [f"{name} (row {i})" for i, name in enumerate(NAMES)], 1, False),
             Control("n", "index n of the token", list(range(TOKENS)), start=17),
         ],
-        {(i, n): _frame(rows, tables, i, n) for i, n in indices},
+        partial(_frame, rows, tables),
         height=1060,
         runs=1,
     )
@@ -72,9 +73,8 @@ def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int)
     ]
     marks = {kernel: "written"} | {slot: "read"}
     pool = [Cell(look, str(s), marks.get(s, "")) for s, look in enumerate(looks)]
-    lines = [
-        CellRow(f"blocks {s // SIZE}–{(s + ACROSS) // SIZE - 1}", pool[s : s + ACROSS]) for s in range(0, SLOTS, ACROSS)
-    ]
+    starts = range(0, SLOTS, ACROSS)
+    lines = [CellRow(f"blocks {s // SIZE}–{(s + ACROSS) // SIZE - 1}", pool[s : s + ACROSS]) for s in starts]
     block = tables[request][entry]
     numbers = [
         Number("entry and offset", f"{n} // {SIZE} = {entry}, {n} % {SIZE} = {offset}"),
@@ -88,20 +88,16 @@ def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int)
             f"block {tables[0][entry]} + {WIDTH * request} = {taken}, slot {taken} · {SIZE} + {offset} = {kernel}",
         ),
     ]
-    padded = [[*cells, *[Cell()] * (TOKENS - len(cells))] for cells in slots]
+    wide = [padded(cells, TOKENS) for cells in slots]
     panels = [
-        Cells("Rows: a slot for each index", _named(padded), LEGEND, [str(k) for k in range(TOKENS)], group=SIZE),
+        Cells("Rows: a slot for each index", _named(wide), LEGEND, [str(k) for k in range(TOKENS)], group=SIZE),
         Cells(f"Block tables: a block for each {SIZE} indices", _named(blocks), columns=[str(k) for k in range(WIDTH)]),
         Cells("The pool in blocks", lines, group=SIZE),
         Numbers("From the index to the slot", numbers),
     ]
     name = NAMES[request]
     if slot < 0:
-        room = (
-            "Its block is in the table already"
-            if block >= 0
-            else "The pass that computes it needs a block in the table"
-        )
+        room = "Its block is in the table already" if block >= 0 else "It needs a block, which isn't in the table yet"
         return Frame(panels, f"{name} has no token {n} yet. {room}.")
     said = f"Token {n} of {name} is in slot {slot}."
     if kernel == slot:

@@ -5,7 +5,18 @@ from collections.abc import Callable
 from nanoinfer.llm import LLM
 from nanoinfer.model.graph_runner import padded_size
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore import Bar, Bars, Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import (
+    Bars,
+    Cell,
+    CellRow,
+    Cells,
+    Control,
+    Frame,
+    InteractiveFigure,
+    Number,
+    Numbers,
+    bars_of,
+)
 
 REQUESTS = (1, 3, 5, 8, 11, 16, 17, 20, 23, 28, 33, 41, 48, 57, 64, 65, 72, 81, 90, 96)
 MOST, ACROSS = REQUESTS[-1], 16
@@ -19,9 +30,8 @@ SIZES: dict[str, Callable[[int], int]] = {
 
 def captured_sizes(_: LLM) -> InteractiveFigure:
     """Requests and sizes → the rows of the graph that serves them, its padding, and the number of graphs."""
-    frames = {(i, j): _frame(requests, name) for i, requests in enumerate(REQUESTS) for j, name in enumerate(SIZES)}
     start = REQUESTS.index(17), list(SIZES).index("this engine's sizes")
-    figure = InteractiveFigure(
+    return InteractiveFigure(
         "Which captured graph serves this batch?",
         "A captured graph has a fixed number of rows. A batch takes the next larger graph, and the rows that are left "
         "are padding. Drag the number of requests, then choose other sizes.",
@@ -29,11 +39,10 @@ def captured_sizes(_: LLM) -> InteractiveFigure:
             Control("requests", "requests in the pass", REQUESTS, start=start[0]),
             Control("sizes", "sizes that are recorded", list(SIZES), start=start[1]),
         ],
-        frames,
+        _frame,
         height=900,
+        source="Computed for each setting; this engine's sizes by the function that it uses itself.",
     )
-    figure.source = "Computed for each setting; this engine's sizes by the function that it uses itself."
-    return figure
 
 
 def graphs(name: str) -> int:
@@ -50,11 +59,8 @@ def _frame(requests: int, chosen: str) -> Frame:
         for first in range(0, size, ACROSS)
     ]
     legend = [("in-use", "a request's row"), ("padding", "padding: slot −1, length 0")]
-    wasted = [
-        Bar(name, each(requests) - requests, f"{count(graphs(name), 'graph')}, {each(requests) - requests} padding",
-            look="highlight" if name == chosen else "in-use")
-        for name, each in SIZES.items()
-    ]  # fmt: skip
+    wasted = {name: each(requests) - requests for name, each in SIZES.items()}
+    texts = {name: (rows, f"{count(graphs(name), 'graph')}, {rows} padding") for name, rows in wasted.items()}
     numbers = [
         Number("rows of the graph", str(size)),
         Number("of them padding", f"{empty} ({percent(empty, size)})", strong=True),
@@ -63,7 +69,7 @@ def _frame(requests: int, chosen: str) -> Frame:
     return Frame(
         [
             Cells(f"The graph for {size} rows, with {count(requests, 'request')}", rows, legend),
-            Bars("Rows of padding, by the sizes that are recorded", wasted, MOST),
+            Bars("Rows of padding, by the sizes that are recorded", bars_of(texts, chosen), MOST),
             Numbers("The price", numbers),
         ],
         f"{count(requests, 'request')} in a graph of {count(size, 'row')}: "

@@ -1,7 +1,9 @@
 """double_free: a slot is freed twice, with three ways to keep free slots. The bookkeeping is that of notebook 01."""
 
+from itertools import product
+
 from nanoinfer.llm import LLM
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, padded
 
 SLOTS = [21, 22, 23, 24]
 TEXTS = [[".", "She", "lived", "in"], ["bear", "named", "Max", "."], ["frog", "named", "Fred", "."]]
@@ -35,9 +37,7 @@ class Slots:
             self.holds[request] = [self.free.pop(0) for _ in SLOTS]
             self.owner |= dict.fromkeys(self.holds[request], request)
             self.written = [Cell(f"r{request}", text) for text in TEXTS[request]]
-            both = (
-                " They are request 1's, too: it has just lost its K/V." if len(self.holds) == 2 and request == 2 else ""
-            )
+            both = " They are request 1's, too: it has just lost its K/V." * (len(self.holds) == 2 and request == 2)
             return f"Request {request} takes four slots and writes its tokens.{both}"
         self.holds = {request: slots for request, slots in self.holds.items() if request}
         freed = [slot for slot in SLOTS if self.kind == 0 or slot not in self.free]
@@ -49,9 +49,8 @@ class Slots:
             return "The reader of request 0 leaves: four slots are freed."
         said = "A time limit cancels request 0 once more: "
         if not freed:
-            return said + (
-                "its slots have another owner, so none is freed." if 1 in self.holds else "they are free already."
-            )
+            why = "its slots have another owner, so none is freed." if 1 in self.holds else "they are free already."
+            return said + why
         return said + ("the same four slots are in the list twice." if twice else "request 1's four slots are freed.")
 
     def frame(self, sentence: str) -> Frame:
@@ -59,31 +58,29 @@ class Slots:
         rows = [CellRow("K/V in slots 21–24", self.written)]
         for request, slots in self.holds.items():
             rows.append(CellRow(f"slots of request {request}", [Cell(f"r{request}", str(slot)) for slot in slots]))
-        rows.append(CellRow("free", [*(Cell("free", str(slot)) for slot in self.free), *[Cell()] * 8][:8]))
+        rows.append(CellRow("free", padded([Cell("free", str(slot)) for slot in self.free], 8)))
         return Frame([Cells("Four slots, and who counts on them", rows, LEGEND)], sentence)
 
 
 def double_free(_: LLM | None = None) -> InteractiveFigure:
     """Kind of free list, when the second `cancel` comes, and step → who has which slots, and what is in them."""
     frames = {}
-    for i, events in enumerate(ORDERS.values()):
-        for kind in range(len(KINDS)):
-            slots = Slots(kind)
-            frames[i, kind, 0] = slots.frame("Request 0 is running. It has slots 21 to 24, and no slot is free.")
-            for step, event in enumerate([*events, "read"], 1):
-                frames[i, kind, step] = slots.frame(slots.do(event))
-    figure = InteractiveFigure(
+    for (order, events), kind in product(ORDERS.items(), range(len(KINDS))):
+        slots = Slots(kind)
+        frames[order, kind, 1] = slots.frame("Request 0 is running. It has slots 21 to 24, and no slot is free.")
+        for step, event in enumerate([*events, "read"], 2):
+            frames[order, kind, step] = slots.frame(slots.do(event))
+    return InteractiveFigure(
         "What does a double free do?",
         "Request 0 is cancelled twice. Step through it, then try a set, and let the second cancel come later: which "
         "mistake can each of the three notice?",
         [
             Control("order", "the second cancel comes", list(ORDERS)),
-            Control("kind", "free slots are kept in", KINDS),
+            Control("kind", "free slots are kept in", range(3), KINDS, slider=False),
             Control("step", "step", list(range(1, STEPS + 1))),
         ],
-        frames,
+        lambda *chosen: frames[chosen],
         still=(0, 0, 4),
         height=520,
+        source="Computed for each setting, with the bookkeeping of notebook 01.",
     )
-    figure.source = "Computed for each setting, with the bookkeeping of notebook 01."
-    return figure

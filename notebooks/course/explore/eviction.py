@@ -29,6 +29,10 @@ ONCE = (
     "Sam lost his blue hat.",
     "My dog can jump high.",
 )
+NOTE = (
+    "Every prompt begins with <s>, which is nearly always found. The last token of a prompt is never looked up: it is "
+    "computed in any case, because the next token follows from it."
+)
 # The fox's prompt, and how many others come before it comes again.
 PROMPTS = (FOX, ONCE[0], FOX, ONCE[1], FOX, *ONCE[2:5], FOX, *ONCE[5:9], FOX)
 
@@ -42,48 +46,25 @@ def record_eviction(llm: LLM) -> dict[tuple[str, int], Run]:
 def eviction(llm: LLM) -> InteractiveFigure:
     """Policy and pool size → the tokens that each prompt finds in the tree, and what the tree holds at the end."""
     runs = record_eviction(llm)
-    frames = {}
-    for i, policy in enumerate(POLICIES):
-        for j, size in enumerate(SIZES):
-            run = runs[policy, size]
-            hits = [req.cached_tokens for req in run.trace.state().requests.values()]
-            prompts = [len(request.prompt) for request in run.trace.requests]
-            bars = [
-                Bar(
-                    name(prompt),
-                    hit,
-                    f"{hit} of {length}",
-                    before=length,
-                    look="tree",
-                )
-                for prompt, hit, length in zip(PROMPTS, hits, prompts, strict=True)
-            ]
-            share = f"{sum(hits)} of {sum(prompts)} ({percent(sum(hits), sum(prompts))})"
-            evicted = sum(moment.evicted for moment in moments(run))
-            state = run.trace.state()
-            frames[i, j] = Frame(
-                [
-                    Numbers(
-                        "The whole run",
-                        [
-                            Number("prompt tokens found", share, strong=True),
-                            Number("cached tokens evicted", str(evicted)),
-                        ],
-                    ),
-                    Bars(
-                        "Tokens of each prompt that were in the tree when it came",
-                        bars,
-                        max(prompts),
-                        note="Every prompt begins with <s>, which is nearly always found. The last token of a prompt is "
-                        "never looked up: it is computed in any case, because the next token follows from it.",
-                    ),
-                    Tree(
-                        f"The tree at the end: {count(len(state.tree_slots()), 'token')} in a pool of {size} slots",
-                        tree_root(state, run.trace.texts),
-                    ),
-                ],
-                sentence(policy, size, hits, evicted),
-            )
+
+    def show(policy: str, size: int) -> Frame:
+        run = runs[policy, size]
+        state = run.trace.state()
+        hits = [req.cached_tokens for req in state.requests.values()]
+        lengths = [len(request.prompt) for request in run.trace.requests]
+        each = zip(PROMPTS, hits, lengths, strict=True)
+        bars = [Bar(name(p), hit, f"{hit} of {length}", before=length, look="tree") for p, hit, length in each]
+        share = f"{sum(hits)} of {sum(lengths)} ({percent(sum(hits), sum(lengths))})"
+        evicted = sum(moment.evicted for moment in moments(run))
+        numbers = [Number("prompt tokens found", share, strong=True), Number("cached tokens evicted", str(evicted))]
+        title = f"The tree at the end: {count(len(state.tree_slots()), 'token')} in a pool of {size} slots"
+        panels = [
+            Numbers("The whole run", numbers),
+            Bars("Tokens of each prompt that were in the tree when it came", bars, max(lengths), NOTE),
+            Tree(title, tree_root(state, run.trace.texts)),
+        ]
+        return Frame(panels, sentence(policy, size, hits, evicted))
+
     return InteractiveFigure(
         "Which cached tokens should be evicted first?",
         "The fox's prompt comes five times; between its visits come one, one, three and four prompts that are never asked "
@@ -92,7 +73,7 @@ def eviction(llm: LLM) -> InteractiveFigure:
             Control("policy", "eviction policy", list(POLICIES), list(POLICIES.values())),
             Control("slots", "slots in the pool", list(SIZES), start=1),
         ],
-        frames,
+        show,
         height=1540,
     )
 

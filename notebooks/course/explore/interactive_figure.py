@@ -5,7 +5,7 @@ import html
 import itertools
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -58,13 +58,13 @@ class Frame:
 
 
 class InteractiveFigure:
-    """A question (`title`), what to look at (`intro`), controls, and for every combination of their indices a Frame.
+    """A question (`title`), what to look at (`intro`), controls, and `show`, which makes the Frame of the values that they
+    choose. `frames`: that of every combination, by the indices of its values.
 
-    `frames`: {(index of the first control, index of the second, ...): Frame}. `still`: the combination whose frame is drawn
-    for viewers that leave scripts out; without it, the frame at the start. `height`: of the frame in a notebook, in CSS
+    `still`: the combination (of indices) whose frame is drawn for viewers that leave scripts out; without it, the frame at
+    the start. `height`: of the frame in a notebook, in CSS
     pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600. `runs`: how many runs
     were recorded, where that is not one per combination. `source`: where the numbers come from, if not from such runs.
-    KeyError with the combination that is missing.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class InteractiveFigure:
         title: str,
         intro: str,
         controls: Sequence[Control],
-        frames: Mapping[Any, Frame],
+        show: Callable[..., Frame],
         still: tuple[int, ...] | None = None,
         height: int = 640,
         runs: int | None = None,
@@ -80,7 +80,10 @@ class InteractiveFigure:
     ):
         self.title, self.intro, self.controls, self.height = title, intro, list(controls), height
         combinations = itertools.product(*(range(len(control.values)) for control in controls))
-        self.frames = {indices: frames[indices] for indices in combinations}
+        self.frames = {
+            indices: show(*(control.values[i] for control, i in zip(controls, indices, strict=True)))
+            for indices in combinations
+        }
         self._still = still
         count = len(self.frames) if runs is None else runs
         where = f"for each of {count} settings" if runs is None else f"in {count} run{'s' * (count != 1)}"
@@ -102,8 +105,6 @@ class InteractiveFigure:
 
     def html(self) -> str:
         """The page."""
-        kinds = {panel.kind for frame in self.frames.values() for panel in frame.panels}
-        scripts = ["page.js", *sorted(f"panels/{kind}.js" for kind in kinds), "controls.js"]
         colours = "; ".join(f"--line-{i}: {colour}" for i, colour in enumerate(LINES))
         parts = {
             "title": html.escape(self.title),
@@ -112,7 +113,7 @@ class InteractiveFigure:
             "palette": f"{palette_css(LOOKS)}\n:root {{ {colours} }}",
             "css": part("page.css"),
             "data": safe_json(self.data()),
-            "script": "\n".join(map(part, scripts)),
+            "script": part("panels.js") + part("page.js"),
         }
         return filled(part("page.html"), parts)
 

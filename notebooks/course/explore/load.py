@@ -10,7 +10,7 @@ from nanoinfer.cluster.simulate.traces import make_trace
 from nanoinfer.config import EngineConfig
 from nanoinfer.llm import LLM
 from nanoinfer.scheduler.batch import Batch
-from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
 from notebooks.course.under_load import Figures, Limits, Timed
 
 RATES = (8, 16, 24, 32, 40, 48)  # requests per second
@@ -56,12 +56,9 @@ def load(llm: LLM | None = None) -> InteractiveFigure:
     runs = record_load()
 
     def bars(title: str, key: str, most: float, rate: int, chunk: int | None) -> Bars:
-        drawn = []
-        for each in CHUNKS:
-            value = getattr(runs[rate, each], key)
-            look = "highlight" if each == chunk else "in-use"
-            drawn.append(Bar(name_of(each), min(value, most), f"{1e3 * value:,.0f} ms", look=look))
-        return Bars(title, drawn, most)
+        found = {name_of(each): getattr(runs[rate, each], key) for each in CHUNKS}
+        drawn = {name: (min(value, most), f"{1e3 * value:,.0f} ms") for name, value in found.items()}
+        return Bars(title, bars_of(drawn, name_of(chunk)), most)
 
     def goodputs(rate: int, chunk: int | None) -> Bars:
         found = {each: each * runs[each, chunk].good for each in RATES}
@@ -71,19 +68,15 @@ def load(llm: LLM | None = None) -> InteractiveFigure:
         ]
         return Bars(f"Goodput: good requests per second, with {name_of(chunk)}", drawn, RATES[-1])
 
-    frames = {
-        (i, j): Frame(
-            [
-                goodputs(rate, chunk),
-                bars(f"Time to first token at {rate} per second, p99", "ttft_p99", MOST_TTFT, rate, chunk),
-                bars(f"Gap between two tokens at {rate} per second, p99", "gap_p99", MOST_GAP, rate, chunk),
-                Numbers("This run", numbers(rate, runs[rate, chunk])),
-            ],
-            sentence(rate, chunk, runs[rate, chunk]),
-        )
-        for i, rate in enumerate(RATES)
-        for j, chunk in enumerate(CHUNKS)
-    }
+    def show(rate: int, chunk: int | None) -> Frame:
+        panels = [
+            goodputs(rate, chunk),
+            bars(f"Time to first token at {rate} per second, p99", "ttft_p99", MOST_TTFT, rate, chunk),
+            bars(f"Gap between two tokens at {rate} per second, p99", "gap_p99", MOST_GAP, rate, chunk),
+            Numbers("This run", numbers(rate, runs[rate, chunk])),
+        ]
+        return Frame(panels, sentence(rate, chunk, runs[rate, chunk]))
+
     return InteractiveFigure(
         "How many requests per second can one GPU serve well?",
         "One H100 with an 8B model: the engine's own scheduler, passes as long as published speeds say, lengths and bursts "
@@ -91,9 +84,9 @@ def load(llm: LLM | None = None) -> InteractiveFigure:
         f"longer than {1e3 * LIMITS.gap:.0f} ms. Drag the arrivals until goodput falls, then change the chunks.",
         [
             Control("rate", "requests per second", list(RATES), start=2),
-            Control("chunk", "chunked_prefill_size", [*map(name_of, CHUNKS)], start=2),
+            Control("chunk", "chunked_prefill_size", CHUNKS, [*map(name_of, CHUNKS)], start=2),
         ],
-        frames,
+        show,
         height=860,
     )
 

@@ -3,7 +3,7 @@
 from nanoinfer.llm import LLM
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
-from notebooks.course.explore import Bar, Bars, Cells, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import Bars, Cells, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
 from notebooks.course.explore.runs import Arrival, Run, serve
 from notebooks.course.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
@@ -27,33 +27,22 @@ def page_sizes(llm: LLM) -> InteractiveFigure:
     found = {size: found_tokens(run.trace.state()) for size, run in runs.items()}
     most = max(empty_slots(state) for state in states.values())
     note = prompts_note(runs[1].trace)
-    frames = {}
-    for i, size in enumerate(SIZES):
-        for j, step in enumerate(steps):
-            state = states[size, step]
-            looks = slot_looks(state)
-            by_size = [
-                bar_of(other, empty_slots(states[other, step]), held_slots(states[other, step]), other == size)
-                for other in SIZES
-            ]
-            frames[i, j] = Frame(
-                [
-                    Cells(
-                        f"The pool after step {step}, in pages of {count(size, 'slot')}",
-                        pool_rows(looks),
-                        legend(looks),
-                        note=note,
-                        group=size if size > 1 else 0,
-                    ),
-                    Bars(
-                        f"Held but empty after step {step}, and the share of what is held (solid: this page size)",
-                        by_size,
-                        most,
-                    ),
-                    Numbers("Found in the tree when the three requests arrived", numbers(size, found)),
-                ],
-                sentence(size, state, found),
-            )
+
+    def show(size: int, step: int) -> Frame:
+        state = states[size, step]
+        looks, bars = slot_looks(state), dict[str, tuple[float, str]]()
+        for other in SIZES:
+            empty, held = empty_slots(states[other, step]), held_slots(states[other, step])
+            bars[f"pages of {other}"] = empty, f"{empty} ({percent(empty, held)})"
+        pool = f"The pool after step {step}, in pages of {count(size, 'slot')}"
+        title = f"Held but empty after step {step}, and the share of what is held (solid: this page size)"
+        panels = [
+            Cells(pool, pool_rows(looks), legend(looks), note=note, group=size if size > 1 else 0),
+            Bars(title, bars_of(bars, f"pages of {size}", "padding"), most),
+            Numbers("Found in the tree when the three requests arrived", numbers(size, found)),
+        ]
+        return Frame(panels, sentence(size, state, found))
+
     return InteractiveFigure(
         "What does a larger page waste?",
         "A request is given whole pages. Look for the grey slots at the end of each request's last page: they are held, "
@@ -62,7 +51,7 @@ def page_sizes(llm: LLM) -> InteractiveFigure:
             Control("page_size", "page size (slots)", list(SIZES), start=3),
             Control("step", "after step", list(steps), start=3),
         ],
-        frames,
+        show,
         height=1150,
         runs=len(SIZES),
     )
@@ -81,12 +70,6 @@ def empty_slots(state: TraceState) -> int:
 def found_tokens(state: TraceState) -> list[int]:
     """For each request the tokens of its prompt that were in the tree."""
     return [req.cached_tokens for req in state.requests.values()]
-
-
-def bar_of(size: int, empty: int, held: int, chosen: bool) -> Bar:
-    return Bar(
-        f"pages of {size}", empty, f"{empty} ({percent(empty, held)})", look="highlight" if chosen else "padding"
-    )
 
 
 def numbers(size: int, found: dict[int, list[int]]) -> list[Number]:

@@ -10,7 +10,7 @@ from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz import last_input_metadata
 from nanoinfer.viz.words import count, runs
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers, padded
 from notebooks.course.explore.runs import one_thread
 
 TEXTS = ["<s>", "␣", *"1234512345"]
@@ -42,10 +42,7 @@ def record_passes(llm: LLM, arrival: int) -> list[Pass]:
 
 def pass_fields(llm: LLM) -> InteractiveFigure:
     """When request 2 arrives and pass → the requests' tokens and slots, and the fields that say it."""
-    frames: dict[tuple[int, int], Frame] = {}
-    for i, arrival in enumerate(ARRIVALS.values()):
-        passes = record_passes(llm, arrival)
-        frames |= {(i, j): _frame(*passes[j]) if j < len(passes) else _frame(None, []) for j in range(PASSES)}
+    passes = {name: record_passes(llm, arrival) for name, arrival in ARRIVALS.items()}
     return InteractiveFigure(
         "What does the model get to know about each pass?",
         "The two requests of the worked example. Step through the passes, and let request 2 come sooner: which tokens are "
@@ -54,7 +51,7 @@ def pass_fields(llm: LLM) -> InteractiveFigure:
             Control("arrival", "request 2 arrives", list(ARRIVALS), start=1),
             Control("pass", "pass", list(range(1, PASSES + 1)), start=3),
         ],
-        frames,
+        lambda name, number: _frame(*(*passes[name], *[(None, [])] * PASSES)[number - 1]),
         still=(1, 4),
         height=1080,
         runs=len(ARRIVALS),
@@ -74,7 +71,10 @@ def _frame(metadata: InputMetadata | None, requests: list[int]) -> Frame:
         texts = [*TEXTS[: len(PROMPTS[request])], *(f"+{n}" for n in range(1, NEW_TOKENS[request]))]
         tokens = [Cell(look, text) for look, text in zip(looks, texts, strict=False)]
         cells = [Cell(look, str(slot), "shared" * (slot in shared)) for look, slot in zip(looks, slots, strict=True)]
-        rows += [CellRow(f"request {request + 1}", _padded(tokens)), CellRow("its slots", _padded(cells))]
+        rows += [
+            CellRow(f"request {request + 1}", padded(tokens, COLUMNS)),
+            CellRow("its slots", padded(cells, COLUMNS)),
+        ]
     legend = [each for each in LEGEND if each[0] in {cell.look for row in rows for cell in row.cells}]
     note = "+1 is the first output token." + " Both requests read the framed slots." * bool(shared)
     fields = [
@@ -101,10 +101,6 @@ def _runs(parts: list[list[int]]) -> str:
 
 def _values(numbers: torch.Tensor | None) -> str:
     return "None" if numbers is None else str(numbers.tolist())
-
-
-def _padded(cells: list[Cell]) -> list[Cell]:
-    return [*cells, *[Cell()] * COLUMNS][:COLUMNS]
 
 
 def _sentence(requests: list[int], read: list[list[int]], new: list[list[int]]) -> str:

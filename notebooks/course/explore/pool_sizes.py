@@ -10,7 +10,7 @@ from nanoinfer.scheduler import scheduler
 from nanoinfer.scheduler.retraction import INITIAL_RATIO, first_to_retract
 from nanoinfer.viz.trace.phases import RETRACTED, WAITING
 from nanoinfer.viz.words import count
-from notebooks.course.explore import Bar, Bars, Control, Flag, Frame, InteractiveFigure, Lanes, Number, Numbers
+from notebooks.course.explore import Bars, Control, Flag, Frame, InteractiveFigure, Lanes, Number, Numbers, bars_of
 from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
 from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
@@ -53,33 +53,29 @@ def pool_sizes(llm: LLM) -> InteractiveFigure:
     width = max(map(len, steps.values()))
     looks = [*((look_of(k), f"request {k}'s") for k in range(len(ARRIVALS))), ("locked", NAMES["locked"])]
 
-    def bars(title: str, chosen: Setting, others: dict[str, Setting]) -> Bars:
-        return Bars(title, [steps_bar(name, runs[s], len(steps[s]), s == chosen) for name, s in others.items()], width)
+    def bars(title: str, chosen: str, others: dict[str, Setting]) -> Bars:
+        texts = {name: (len(steps[each]), steps_text(runs[each], len(steps[each]))) for name, each in others.items()}
+        return Bars(title, bars_of(texts, chosen), width)
 
-    frames = {}
-    for (size, share, rule), run in runs.items():
-        chosen, shown = (size, share, rule), steps[size, share, rule]
-        frames[SIZES.index(size), list(SHARES).index(share), list(RULES).index(rule)] = Frame(
-            [
-                Lanes(
-                    f"Four requests and a pool of {size} slots, step by step",
-                    width,
-                    lanes_of(run.trace, shown),
-                    occupancy(shown, size, width),
-                    legend=[*looks, ("tree", NAMES["tree"]), ("free", "free"), *PHASES],
-                    flags=[Flag(moment.step - 1, cause(moment)) for moment in shown if moment.retracted],
-                    note=prompts_note(run.trace),
-                ),
-                bars(
-                    "Steps until all have ended, by the share set aside",
-                    chosen,
-                    {percent_of(each): (size, each, rule) for each in SHARES},
-                ),
-                bars("The same, by who gives way", chosen, {each: (size, share, each) for each in RULES}),
-                Numbers("The whole run", numbers(run, shown)),
-            ],
-            sentence(size, share, shown),
-        )
+    def show(size: int, share: float, rule: str) -> Frame:
+        run, shown = runs[size, share, rule], steps[size, share, rule]
+        shares = {percent_of(each): (size, each, rule) for each in SHARES}
+        panels = [
+            Lanes(
+                f"Four requests and a pool of {size} slots, step by step",
+                width,
+                lanes_of(run.trace, shown),
+                occupancy(shown, size, width),
+                legend=[*looks, ("tree", NAMES["tree"]), ("free", "free"), *PHASES],
+                flags=[Flag(moment.step - 1, cause(moment)) for moment in shown if moment.retracted],
+                note=prompts_note(run.trace),
+            ),
+            bars("Steps until all have ended, by the share set aside", percent_of(share), shares),
+            bars("The same, by who gives way", rule, {each: (size, share, each) for each in RULES}),
+            Numbers("The whole run", numbers(run, shown)),
+        ]
+        return Frame(panels, sentence(size, share, shown))
+
     return InteractiveFigure(
         "How small may the pool be, how much should be set aside, and who gives way?",
         "Each column is one step. The strip on top shows how many slots each request and the tree hold after it. "
@@ -91,7 +87,7 @@ def pool_sizes(llm: LLM) -> InteractiveFigure:
             Control("share", "share set aside at first", list(SHARES), [percent_of(share) for share in SHARES]),
             Control("rule", "who gives way", [*RULES]),
         ],
-        frames,
+        show,
         height=1570,
     )
 
@@ -100,10 +96,9 @@ def percent_of(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def steps_bar(name: str, run: Run, steps: int, chosen: bool) -> Bar:
+def steps_text(run: Run, steps: int) -> str:
     retractions = run.stats[-1].retractions
-    text = f"{steps} steps" + (f", {count(retractions, 'retraction')}" if retractions else "")
-    return Bar(name, steps, text, look="highlight" if chosen else "in-use")
+    return f"{steps} steps" + (f", {count(retractions, 'retraction')}" if retractions else "")
 
 
 def cause(moment: Moment) -> str:

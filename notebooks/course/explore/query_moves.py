@@ -15,13 +15,7 @@ DIRECTIONS, LENGTHS, ASKING = list(range(0, 360, 15)), [0, 1, 2, 4, 8], [2, 1, 0
 
 def query_moves(_: LLM) -> InteractiveFigure:
     """Direction and length of a query, and whose it is → the weights of the tokens that it may look at, and the result."""
-    frames = {
-        (i, j, k): _frame(direction, length, token)
-        for i, direction in enumerate(DIRECTIONS)
-        for j, length in enumerate(LENGTHS)
-        for k, token in enumerate(ASKING)
-    }
-    figure = InteractiveFigure(
+    return InteractiveFigure(
         "Which token does a query look at?",
         "One head of size 2 and three tokens. Turn the query: the token whose key fits best gets the largest weight. "
         "A longer query makes the choice sharper, and an earlier token sees fewer keys.",
@@ -30,12 +24,11 @@ def query_moves(_: LLM) -> InteractiveFigure:
             Control("length", "length of the query", LENGTHS, start=2),
             Control("token", "whose query", ASKING, [f"token {token}" for token in ASKING], slider=False),
         ],
-        frames,
+        _frame,
         still=(2, 2, 0),
         height=620,
+        source="Computed for each setting.",
     )
-    figure.source = "Computed for each setting."
-    return figure
 
 
 def _frame(direction: int, length: int, token: int) -> Frame:

@@ -1,6 +1,5 @@
 """query_reads: the mask of an EXTEND pass by prefix and sliding window, and what one query reads through it."""
 
-import itertools
 from dataclasses import replace
 
 import torch
@@ -51,16 +50,14 @@ def query_reads(llm: LLM) -> InteractiveFigure:
         Control("window", "a token sees", (None, 4), ["all before it", "the last 4"]),
         Control("query", "the query of token", range(total), names, 9, True),
     ]
-    frames = {}
-    for chosen in itertools.product(*(range(len(control.values)) for control in controls)):
-        prefix, window, query = (control.values[i] for control, i in zip(controls, chosen, strict=True))
+
+    def show(prefix: int, window: int | None, query: int) -> Frame:
         known = [Cell("r0" if k < prefix else "new") for k in range(total)]
         rows = []
         for q in range(prefix, total):
             sees = [q - (window or total) < k <= q for k in range(total)]
-            cells = [
-                replace(known[k], mark="read" * (q == query)) if sees[k] else Cell("leftover") for k in range(total)
-            ]
+            mark = "read" * (q == query)
+            cells = [replace(known[k], mark=mark) if sees[k] else Cell("leftover") for k in range(total)]
             rows.append(CellRow(names[q], cells))
         read = [query >= prefix and query - (window or total) < k <= query for k in range(total)]
         slots = [replace(known[k], text=str(SLOTS[k]), mark="read" * read[k]) for k in range(total)]
@@ -68,18 +65,16 @@ def query_reads(llm: LLM) -> InteractiveFigure:
         said = [f"{weight:.2f}" if there else "not read" for weight, there in zip(weights, read, strict=True)]
         bars = [Bar(names[k], round(weights[k], 3), said[k], not read[k]) for k in range(total)]
         title = f"The mask, {total - prefix} × {total}: new tokens down, all tokens across; and each token's slot"
-        weighed = f"The weights of the chosen query, in head {HEAD} of layer {LAYER}"
         panels = [
             Cells(title, [*rows, CellRow("slot", slots)], LEGEND, list(map(str, range(total)))),
-            Bars(weighed, bars, most=1.0),
+            Bars(f"The weights of the chosen query, in head {HEAD} of layer {LAYER}", bars, most=1.0),
         ]
-        frames[chosen] = Frame(panels, _sentence(prefix, query, texts[query], sum(read)))
+        return Frame(panels, _sentence(prefix, query, texts[query], sum(read)))
+
     intro = (
         f"“{FOX}” has {total} tokens. Move the prefix: watch the diagonal. Move the query: watch which slots it reads."
     )
-    return InteractiveFigure(
-        "Which K/V does each query of an EXTEND read?", intro, controls, frames, height=1400, runs=1
-    )
+    return InteractiveFigure("Which K/V does each query of an EXTEND read?", intro, controls, show, height=1400, runs=1)
 
 
 def _sentence(prefix: int, query: int, text: str, read: int) -> str:

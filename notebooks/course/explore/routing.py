@@ -1,13 +1,12 @@
 """routing: the same chats and a burst, sent to three replicas by several rules, with late news, and with a death."""
 
-from collections.abc import Callable, Mapping
-from itertools import product
+from collections.abc import Callable
 from typing import Any
 
 from nanoinfer.cluster import PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.llm import LLM
 from notebooks.course import replicas
-from notebooks.course.explore import Bar, Bars, Control, Flag, Frame, InteractiveFigure, Lane, Lanes, Span
+from notebooks.course.explore import Bars, Control, Flag, Frame, InteractiveFigure, Lane, Lanes, Span, bars_of
 
 # A policy, and why it does as it does.
 POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -48,35 +47,31 @@ def routing(llm: LLM) -> InteractiveFigure:
     """Policy, delay of events, death of A → what each replica computes when, and how the policies compare."""
     runs = record_routing(llm)
     last = 1 + int(max(each.end_at for run in runs.values() for each in run.served))
-    steps = round(last / COLUMN)
     most = max(run.computed for run in runs.values())
     slowest = max(run.mean_ttft for run in runs.values())
-    frames = {}
-    for name, delay, dies in product(POLICIES, DELAYS, (False, True)):
+    widths, scale = [COLUMN] * round(last / COLUMN), ("0 s", f"{last} s")
+
+    def show(name: str, delay: float, death: str) -> Frame:
+        dies = death == "dies"
         beside = {each: runs[each, delay if each in ON_EVENTS else 0, dies] for each in POLICIES}
-        run, computed = beside[name], {each: run.computed for each, run in beside.items()}
-        waited = {each: run.mean_ttft for each, run in beside.items()}
+        run = beside[name]
+        computed = {each: (run.computed, f"{run.computed:,}") for each, run in beside.items()}
+        waited = {each: (run.mean_ttft, f"{run.mean_ttft:.2f} s") for each, run in beside.items()}
         flags = [Flag(int(BURST_AT / COLUMN), f"{BURST_AT:.0f} s: 18 requests for three new stories")]
         flags += [Flag(int(DIES_AT / COLUMN), f"{DIES_AT:.0f} s: A dies")] * dies
         lanes = [Lane(each, spans_of(passes)) for each, passes in run.passes.items()]
-        scale, widths = ("0 s", f"{last} s"), [COLUMN] * steps
-        frames[list(POLICIES).index(name), DELAYS.index(delay), int(dies)] = Frame(
-            [
-                Lanes(
-                    "What each replica does in every half second",
-                    steps,
-                    lanes,
-                    legend=PHASES,
-                    flags=flags,
-                    widths=widths,
-                    scale=scale,
-                ),
-                Bars("Prompt tokens computed", bars(computed, name, "{:,}"), most),
-                Bars("Mean time to the first token", bars(waited, name, "{:.2f} s"), slowest),
-            ],
+        title = "What each replica does in every half second"
+        panels = [
+            Lanes(title, len(widths), lanes, legend=PHASES, flags=flags, widths=widths, scale=scale),
+            Bars("Prompt tokens computed", bars_of(computed, name), most),
+            Bars("Mean time to the first token", bars_of(waited, name), slowest),
+        ]
+        said = (
             f"{POLICIES[name][1]} {run.hit_rate:.0%} of all prompt tokens are found; the first token comes after "
-            f"{run.mean_ttft:.2f} s on average, and after {run.ttfts()[-1]:.2f} s at worst.",
+            f"{run.mean_ttft:.2f} s on average, and after {run.ttfts()[-1]:.2f} s at worst."
         )
+        return Frame(panels, said)
+
     return InteractiveFigure(
         "Where should this request go?",
         "24 chats about six stories, and a burst of 18 requests for three new ones. Each of the three replicas has room "
@@ -86,15 +81,10 @@ def routing(llm: LLM) -> InteractiveFigure:
             Control("delay", "news takes", list(DELAYS), [f"{each} s" for each in DELAYS]),
             Control("death", "replica A", ["lives", "dies"]),
         ],
-        frames,
+        show,
         height=860,
         runs=len(runs),
     )
-
-
-def bars(values: Mapping[str, float], chosen: str, text: str) -> list[Bar]:
-    looks = {name: "highlight" if name == chosen else "in-use" for name in values}
-    return [Bar(name, value, text.format(value), look=looks[name]) for name, value in values.items()]
 
 
 def spans_of(passes: list[replicas.ReplicaPass]) -> list[Span]:

@@ -1,21 +1,21 @@
 """sampling: temperature, top-k and top-p on the next token of a real prompt; the sampler's functions do the cutting."""
 
-import itertools
-
 import torch
 
 from nanoinfer.llm import LLM
 from nanoinfer.sampling.filters import keep_top_k, keep_top_p
 from nanoinfer.sessions.inference import InferenceEngine
 from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.prompts import FOX
 
 TEMPERATURES = (0.3, 0.6, 1.0, 1.5, 2.5)
 TOP_KS = (1, 2, 4, 8, 0)  # 0: all of them
 TOP_PS = (0.5, 0.7, 0.9, 0.95, 1.0)
 BARS = 12
+PROMPT = FOX + " One day she found a"
 
 
-def sampling(llm: LLM, prompt: str) -> InteractiveFigure:
+def sampling(llm: LLM, prompt: str = PROMPT) -> InteractiveFigure:
     """The distribution of the token after `prompt`, for every combination: the likeliest tokens and the rest. A `top_k` of
     0 keeps all tokens, as in SamplingParams."""
     engine = InferenceEngine(llm.model)
@@ -28,17 +28,17 @@ def sampling(llm: LLM, prompt: str) -> InteractiveFigure:
         Control("top_k", "top-k", TOP_KS, [str(k) if k else "all" for k in TOP_KS], TOP_KS.index(0), True),
         Control("top_p", "top-p", TOP_PS, start=TOP_PS.index(1.0)),
     ]
-    frames = {}
-    for chosen in itertools.product(*(range(len(control.values)) for control in controls)):
-        temperature, top_k, top_p = (control.values[i] for control, i in zip(controls, chosen, strict=True))
+
+    def show(temperature: float, top_k: int, top_p: float) -> Frame:
         before, after = distributions(logits, temperature, top_k, top_p)
-        frames[chosen] = _frame(prompt, likeliest, texts, before, after, temperature)
+        return _frame(dict(zip(likeliest, texts, strict=True)), before, after, temperature)
+
     return InteractiveFigure(
         "Which token comes next, and what do temperature, top\u2011k and top\u2011p do to its chances?",
         f"After “{prompt}” the model gives every token of its vocabulary a probability. Drag one control at a time. "
         "A dark bar is how often a token is drawn; the pale one behind it is its probability before the cut.",
         controls,
-        frames,
+        show,
         height=1130,
     )
 
@@ -57,43 +57,25 @@ def distributions(
     return before, scores.softmax(dim=-1)[0]
 
 
-def _frame(
-    prompt: str, likeliest: list[int], texts: list[str], before: torch.Tensor, after: torch.Tensor, temperature: float
-) -> Frame:
-    kept = after > 0
-    number = int(kept.sum())
-    mass = float(before[kept].sum()) if number < len(before) else 1.0  # a sum of rounded numbers is not quite 1
-    shown = [
-        Bar(
-            text,
-            round(float(after[token]), 4),
-            _percent(float(after[token])) if kept[token] else "cut",
-            bool(~kept[token]),
-            round(float(before[token]), 4),
-            "bar",
-        )
-        for token, text in zip(likeliest, texts, strict=True)
+def _frame(likeliest: dict[int, str], before: torch.Tensor, after: torch.Tensor, temperature: float) -> Frame:
+    """`likeliest`: tokens and their texts; those that have no bar of their own share one."""
+    number = int((after > 0).sum())
+    mass = float(before[after > 0].sum()) if number < len(before) else 1.0  # a sum of rounded numbers is not quite 1
+    rest = torch.ones_like(after, dtype=torch.bool)
+    rest[list(likeliest)] = False
+    parts = [(text, float(after[token]), float(before[token])) for token, text in likeliest.items()]
+    parts.append((f"{int(rest.sum()):,} others", float(after[rest].sum()), float(before[rest].sum())))
+    bars = [
+        Bar(text, round(share, 4), _percent(share) if share else "cut", share == 0, round(was, 4), "bar")
+        for text, share, was in parts
     ]
-    rest = torch.ones_like(kept)
-    rest[likeliest] = False
-    share, was = float(after[rest].sum()), float(before[rest].sum())
-    others = int(rest.sum())
-    shown.append(
-        Bar(
-            f"{others:,} others", round(share, 4), _percent(share) if share else "cut", share == 0, round(was, 4), "bar"
-        )
-    )
-    numbers = Numbers(
-        "What is left to draw from",
-        [
-            Number("tokens that can be drawn", f"{number:,} of {len(before):,}", strong=True),
-            Number("probability that they had before the cut", _percent(mass)),
-            Number("probability that was cut away", _percent(max(1 - mass, 0.0))),
-        ],
-    )
-    return Frame(
-        [Bars("The next token", shown, most=1.0), numbers], _sentence(texts[0], number, mass, after, temperature)
-    )
+    numbers = [
+        Number("tokens that can be drawn", f"{number:,} of {len(before):,}", strong=True),
+        Number("probability that they had before the cut", _percent(mass)),
+        Number("probability that was cut away", _percent(max(1 - mass, 0.0))),
+    ]
+    panels = [Bars("The next token", bars, most=1.0), Numbers("What is left to draw from", numbers)]
+    return Frame(panels, _sentence(next(iter(likeliest.values())), number, mass, after, temperature))
 
 
 def _sentence(first: str, number: int, mass: float, after: torch.Tensor, temperature: float) -> str:
@@ -114,13 +96,7 @@ def _sentence(first: str, number: int, mass: float, after: torch.Tensor, tempera
 def _percent(share: float) -> str:
     if share == 0:
         return "0\u00a0%"
-    return (
-        f"{100 * share:.0f}\u00a0%"
-        if share >= 0.0995
-        else f"{100 * share:.1f}\u00a0%"
-        if share >= 0.0005
-        else "< 0.1\u00a0%"
-    )
+    return "< 0.1\u00a0%" if share < 0.0005 else f"{100 * share:.{int(share < 0.0995)}f}\u00a0%"
 
 
 def _visible(text: str) -> str:

@@ -18,6 +18,7 @@ from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_ro
 from notebooks.course.prompts import BEAR, FOX, RIVER
 
 SLOTS = 32
+LEGEND = [(look, NAMES[look]) for look in ("free", "tree", "locked")]
 
 
 @dataclass
@@ -147,20 +148,13 @@ class Play:
 def tree_steps(llm: LLM) -> InteractiveFigure:
     """Step → the tree before and after it, with arrows, the pool's slots, and what happened."""
     steps = Play(llm).run()
-    frames = {(i,): frame_of(step, i + 1) for i, step in enumerate(steps)}
+    numbers = range(1, len(steps) + 1)
     return InteractiveFigure(
         "How does the radix tree split, grow, lock and evict?",
         "Go through the steps. You see the tree before and after each of them; arrows lead from a node to what became of "
         "it. Below are the slots of the pool: those with a frame have changed hands.",
-        [
-            Control(
-                "step",
-                "step",
-                list(range(1, len(steps) + 1)),
-                [f"{i} of {len(steps)}: {step.name}" for i, step in enumerate(steps, 1)],
-            )
-        ],
-        frames,
+        [Control("step", "step", numbers, [f"{i} of {len(steps)}: {steps[i - 1].name}" for i in numbers])],
+        lambda number: frame_of(steps[number - 1], number),
         height=1010,
         still=(6,),
         runs=1,
@@ -198,7 +192,7 @@ def frame_of(step: TreeStep, number: int) -> Frame:
                 tree_root(step.after, step.texts, marks_after, lambda node: str(origin.get(node, ""))),
                 tree_root(step.before, step.texts, marks_before),
             ),
-            Cells(f"The pool after step {number}", pool_rows(new, marks), legend_of(), note=moved(old, new)),
+            Cells(f"The pool after step {number}", pool_rows(new, marks), LEGEND, note=moved(old, new)),
         ],
         step.said,
     )
@@ -213,7 +207,3 @@ def moved(old: Sequence[str], new: Sequence[str]) -> str:
             found.setdefault((was, now), []).append(slot)
     said = [f"{slots(which).replace('-', '–')}: {names[was]} → {names[now]}" for (was, now), which in found.items()]
     return f"Changed: {'; '.join(said)}." if said else "No slot changes hands."
-
-
-def legend_of() -> list[tuple[str, str]]:
-    return [(look, NAMES[look]) for look in ("free", "tree", "locked")]

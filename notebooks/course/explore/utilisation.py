@@ -4,19 +4,8 @@ import random
 from itertools import accumulate
 from math import ceil
 
-from notebooks.course.explore import (
-    Bar,
-    Bars,
-    Control,
-    Frame,
-    InteractiveFigure,
-    Lane,
-    Lanes,
-    Number,
-    Numbers,
-    Span,
-    Strip,
-)
+from notebooks.course.explore import Bars, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
+from notebooks.course.explore.panels.lanes import Lane, Lanes, Span, Strip
 
 UTILISATIONS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 MANY, SEED = 100_000, 21  # requests behind the percentiles; the seed of those that are drawn
@@ -71,21 +60,17 @@ def timeline(load: float) -> Lanes:
     )
 
 
+def name_of(load: float) -> str:
+    return f"utilisation {load:g}"
+
+
 def utilisation(_: object = None) -> InteractiveFigure:
     """The share of the time in which the server is busy → a timeline, p50 and p99 from arrival to answer."""
     times = {load: times_at(load) for load in UTILISATIONS}
     half, slow = ({load: percentile(each, percent) for load, each in times.items()} for percent in (50, 99))
-    frames = {}
-    for i, load in enumerate(UTILISATIONS):
-        bars = [
-            Bar(
-                f"utilisation {other:g}",
-                round(slow[other], 1),
-                f"{slow[other]:.1f} s (p50: {half[other]:.1f} s)",
-                look="highlight" if other == load else "in-use",
-            )
-            for other in UTILISATIONS
-        ]
+    texts = {name_of(load): (round(slow[load], 1), f"{slow[load]:.1f} s (p50: {half[load]:.1f} s)") for load in times}
+
+    def show(load: float) -> Frame:
         late = sum(each > 1 for each in times[load]) / MANY
         mean = sum(times[load]) / MANY - 1
         numbers = [
@@ -96,18 +81,17 @@ def utilisation(_: object = None) -> InteractiveFigure:
         ]
         said = (
             f"The server is idle {1 - load:.0%} of the time; {late:.0%} of the requests wait, {mean:.1f} s on average. "
-        )
-        said += (
             f"Half have their answer within {half[load]:.1f} s; one in a hundred needs more than {slow[load]:.1f} s."
         )
-        title = f"p99 from arrival to answer, of {MANY:,} requests each"
-        frames[(i,)] = Frame([timeline(load), Bars(title, bars, 52), Numbers("At this utilisation", numbers)], said)
+        bars = Bars(f"p99 from arrival to answer, of {MANY:,} requests each", bars_of(texts, name_of(load)), 52)
+        return Frame([timeline(load), bars, Numbers("At this utilisation", numbers)], said)
+
     return InteractiveFigure(
         "How long do requests wait for a server that is not always busy?",
         "Each request is one second of work, one is served at a time, and they arrive at random. Drag the utilisation, the "
         "share of the time in which the server is busy. Look at the strip on top: it says how many wait.",
         [Control("utilisation", "utilisation", UTILISATIONS, start=1)],
-        frames,
+        show,
         still=(UTILISATIONS.index(0.9),),
         height=1130,
         source="Computed: arrivals at random, and one second of work for each.",

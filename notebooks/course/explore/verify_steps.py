@@ -8,7 +8,7 @@ from nanoinfer.model.forward_batch import ForwardMode
 from nanoinfer.requests.tokenizer import Tokenizer, token_text
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz.words import count, visible
-from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers
+from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers, padded
 from notebooks.course.explore.runs import one_thread
 from notebooks.course.prompts import STORY
 
@@ -20,7 +20,7 @@ LEGEND = [
     ("r0", "the request's"),
     ("bar", "a draft, not checked yet"),
     ("new", "computed in this pass"),
-    ("in-use", "earlier K/V that the row reads"),
+    ("in-use", "K/V of positions before"),
     ("free", "a slot that is still empty"),
     ("leftover", "a wrong draft: not in use"),
 ]
@@ -91,11 +91,6 @@ def verify_steps(llm: LLM) -> InteractiveFigure:
     passes, tokenizer = record_passes(llm), llm.tokenizer
     assert tokenizer is not None
     steps = [BEFORE, *(f"row {row}" for row in range(1 + DRAFTS)), AFTER, NEXT]
-    frames = {
-        (right, step): _frame(passes[right], step - 1, tokenizer)
-        for right in range(1 + DRAFTS)
-        for step in range(len(steps))
-    }
     return InteractiveFigure(
         "What does a VERIFY pass do, row by row?",
         f"A request gets {DRAFTS} drafts from its own text. Drag how many of them are right, then step: the pass computes "
@@ -104,7 +99,7 @@ def verify_steps(llm: LLM) -> InteractiveFigure:
             Control("right", "drafts that are right", list(range(1 + DRAFTS)), start=2),
             Control("step", "look at", list(range(len(steps))), steps),
         ],
-        frames,
+        lambda right, step: _frame(passes[right], step - 1, tokenizer),
         still=(2, 2 + DRAFTS),
         height=1140,
         runs=1,
@@ -122,13 +117,15 @@ def _frame(each: Pass, row: int, tokenizer: Tokenizer) -> Frame:
     tokens = _tokens(each, row, tokenizer)
     kv_len = each.kv_len if row > DRAFTS else each.start
     rows = [
-        CellRow("token", _padded([Cell("r0", _text(tokenizer, token)) for token in each.earlier_tokens] + tokens)),
-        CellRow("slot", _padded([Cell("r0", str(slot)) for slot in each.earlier_slots] + _slots(each, row))),
-        CellRow(f"kv_len: {kv_len}", _padded([Cell("r0")] * (kv_len - each.start + CONTEXT))),
+        CellRow(
+            "token", padded([Cell("r0", _text(tokenizer, token)) for token in each.earlier_tokens] + tokens, COLUMNS)
+        ),
+        CellRow("slot", padded([Cell("r0", str(slot)) for slot in each.earlier_slots] + _slots(each, row), COLUMNS)),
+        CellRow(f"kv_len: {kv_len}", padded([Cell("r0")] * (kv_len - each.start + CONTEXT), COLUMNS)),
     ]
     for j in range(1 + DRAFTS):
         reads = [Cell("in-use")] * (CONTEXT + j) + [Cell("new")] if j <= row else [Cell()]
-        rows.append(CellRow(f"row {j}: {f'draft {j}' if j else 'the newest'}", _padded(reads)))
+        rows.append(CellRow(f"row {j}: {f'draft {j}' if j else 'the newest'}", padded(reads, COLUMNS)))
     after = row > DRAFTS
     outcomes = [
         Number(
@@ -153,10 +150,6 @@ def _frame(each: Pass, row: int, tokenizer: Tokenizer) -> Frame:
         Numbers("The request", numbers),
     ]
     return Frame(panels, _sentence(each, row, texts, given))
-
-
-def _padded(cells: list[Cell]) -> list[Cell]:
-    return [*cells, *[Cell()] * COLUMNS][:COLUMNS]
 
 
 def _tokens(each: Pass, row: int, tokenizer: Tokenizer) -> list[Cell]:

@@ -2,8 +2,7 @@
 
 from notebooks.course.pictures.blocks import hashed_blocks, tiers
 from notebooks.course.pictures.network import decoder, split_product
-from notebooks.course.pictures.passes import adapter_rows, drafted_text
-from notebooks.course.pictures.sessions import padded_batch, session_steps
+from notebooks.course.pictures.passes import adapter_rows, drafted_text, padded_batch, session_steps
 from notebooks.course.pictures.spans import kernel_times, lanes
 
 __all__ = [

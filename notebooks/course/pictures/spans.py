@@ -28,14 +28,10 @@ def lanes(
     spans: Sequence[tuple[str, str, float, float]],
     *,
     unit: str,
-    within: tuple[float, float] | None = None,
     **heading: Unpack[Heading],
 ) -> Picture:
     """`spans`: (lane, kind, start, end), times in `unit`. Lanes are in the order in which they first appear, and each kind
-    has its colour; the kind "waiting" is always light. `within`: where the scale begins and ends, so that several pictures
-    can be compared.
-
-    There may be 4 other kinds.
+    has its colour; the kind "waiting" is always light. There may be 4 other kinds.
     """
     checked = [Span(*each) for each in spans]
     names = list(dict.fromkeys(each.lane for each in checked))
@@ -43,8 +39,6 @@ def lanes(
     others = [kind for kind in kinds if kind != WAITING]
     styles = {WAITING: ROLES["hidden"]} | {kind: BARS[i] for i, kind in enumerate(others)}
     first, last = min(each.start for each in checked), max(each.end for each in checked)
-    length = last - first
-    first, last = (first, last) if within is None else within
     sheet = Sheet(default_title=f"{count(len(names), 'lane')}, {count(len(checked), 'span')}", **heading)
     gutter = min(max(text_width(name) for name in (*names, unit)) + 14, 260)
     x0, top, bottom = sheet.left + gutter, sheet.y, sheet.y + PITCH * len(names)
@@ -64,7 +58,7 @@ def lanes(
     for each in checked:
         took[each.lane][each.kind] = took[each.lane].get(each.kind, 0.0) + each.end - each.start
     said = [f"{name}: {', '.join(f'{kind} {number(time)}' for kind, time in of.items())}" for name, of in took.items()]
-    return sheet.picture(f"{number(length)} {unit} in all. {'; '.join(said)}.")
+    return sheet.picture(f"{number(last - first)} {unit} in all. {'; '.join(said)}.")
 
 
 def _axis(sheet: Sheet, x0: float, scale: float, first: float, last: float, unit: str, bottom: float) -> None:

@@ -125,10 +125,6 @@ def panels(slots: int, name: str) -> list[Any]:
 
 def make(**changes: Any) -> InteractiveFigure:
     controls = [Control("slots", "slots", SLOTS, start=1), Control("name", "how many", NAMES)]
-    frames = {
-        (i, j): Frame(panels(slots, name), f"{slots} slots, {name}.")
-        for i, slots in enumerate(SLOTS)
-        for j, name in enumerate(NAMES)
-    }
-    given: dict[str, Any] = {"title": "Which?", "intro": "Look.", "controls": controls, "frames": frames}
+    given: dict[str, Any] = {"title": "Which?", "intro": "Look.", "controls": controls}
+    given["show"] = lambda slots, name: Frame(panels(slots, name), f"{slots} slots, {name}.")
     return InteractiveFigure(**given | changes)

@@ -11,9 +11,9 @@ from nanoinfer.requests.request_builder import RequestBuilder
 from nanoinfer.sampling.sampler import Sampler
 from nanoinfer.sessions.inference import InferenceEngine
 from notebooks.course.explore import Bars, Cells, InteractiveFigure, Numbers, double_free, query_moves, token_life
-from notebooks.course.explore.lives import lives_of
 from notebooks.course.explore.runs import Arrival, serve
 from notebooks.course.explore.sampling import distributions
+from notebooks.course.explore.token_life import lives_of
 from notebooks.course.explore.verify_steps import COPY, DRAFTS, Pass, record_passes, verify_steps
 from notebooks.course.prompts import FOX
 from tests.tools.pages.conftest import PROMPT, Recorded, live, sampled

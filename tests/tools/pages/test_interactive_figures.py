@@ -200,8 +200,8 @@ def test_hostile_texts_are_shown_as_text(browser: "Chrome", tmp_path: Path) -> N
     ]
     control = Control("c", HOSTILE, ["a", "b"], [HOSTILE, "b"], slider=True)
     second = Control("d", HOSTILE, ["a", "b"], [HOSTILE, "b"])
-    frames = {(i, j): Frame(of_each, HOSTILE) for i in range(2) for j in range(2)}
-    InteractiveFigure(HOSTILE, HOSTILE, [control, second], frames).save(tmp_path / "hostile.html")
+    frame = Frame(of_each, HOSTILE)
+    InteractiveFigure(HOSTILE, HOSTILE, [control, second], lambda *_: frame).save(tmp_path / "hostile.html")
     browser.get((tmp_path / "hostile.html").as_uri())
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
     assert browser.execute_script("return document.querySelectorAll('script').length") == 2

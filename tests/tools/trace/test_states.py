@@ -9,7 +9,7 @@ import pytest
 
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.viz.trace import Trace, record
-from notebooks.course.explore.lives import lives_of
+from notebooks.course.explore.token_life import lives_of
 from tests.helpers.engines import finish, greedy, make_engine, serve
 from tests.helpers.tiers import tier_of, with_files
 from tests.helpers.traces import assert_same

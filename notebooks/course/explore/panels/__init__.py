@@ -1,1 +1,1 @@
-"""The kinds of panels: for each a file that says what it shows (.py) and one that draws it in the page (.js)."""
+"""The kinds of panels: what each shows, in words and on paper. In the page, panels.js draws them."""

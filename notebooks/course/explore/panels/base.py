@@ -1,7 +1,7 @@
 """Panel: plain data that a page draws, here what all kinds have in common; and the two simplest, Bars and Numbers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +79,11 @@ class Bars(Panel):
             longest = max(bar.before or 0, 0 if bar.off else bar.value)
             sheet.text(x + room * longest / self.most + 7, sheet.y + 9, bar.text)
             sheet.y += 21
+
+
+def bars_of(values: Mapping[str, tuple[float, str]], chosen: str, look: str = "in-use") -> list[Bar]:
+    """A bar for each name, of its value and text; that of the `chosen` name stands out."""
+    return [Bar(name, *each, look="highlight" if name == chosen else look) for name, each in values.items()]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 from nanoinfer.viz.lettering import text_width
@@ -62,16 +63,7 @@ class Cells(Panel):
             {"label": row.label, "note": row.note, "runs": [[c.look, c.text, c.mark, n] for c, n in _runs(row.cells)]}
             for row in self.rows
         ]
-        legend, columns = [list(entry) for entry in self.legend], list(self.columns)
-        kept = {
-            "title": self.title,
-            "rows": rows,
-            "legend": legend,
-            "columns": columns,
-            "note": self.note,
-            "group": self.group,
-        }
-        return {"kind": self.kind, "words": self.words(), **kept}
+        return super().data() | {"rows": rows}
 
     def draw(self, sheet: Sheet) -> None:
         x = sheet.left + 130
@@ -96,10 +88,9 @@ class Cells(Panel):
 
 
 def _runs(cells: Sequence[Cell]) -> list[tuple[Cell, int]]:
-    runs: list[tuple[Cell, int]] = []
-    for cell in cells:
-        if runs and runs[-1][0] == cell:
-            runs[-1] = (cell, runs[-1][1] + 1)
-        else:
-            runs.append((cell, 1))
-    return runs
+    return [(cell, len(list(same))) for cell, same in groupby(cells)]
+
+
+def padded(cells: Sequence[Cell], columns: int) -> list[Cell]:
+    """So many cells: unused ones behind those that are there."""
+    return [*cells, *[Cell()] * columns][:columns]
