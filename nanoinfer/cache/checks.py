@@ -15,7 +15,7 @@ from nanoinfer.cache.tree_node import TreeNode
 
 def check_owners(rows: Any, pool: Any, tree: Any, running: Sequence[Any]) -> None:
     """RuntimeError unless `free + tree + requests == N`, slot by slot, `free + running` is the number of rows, and each
-    node is locked exactly by the requests that hold it. Slot numbers outside the pool are found, too.
+    node is locked exactly by the requests that hold it, and in the tree. Slot numbers outside the pool are found, too.
     `rows`, `pool`, `tree`: those of a CacheManager, which import this file."""
     of_requests = [rows.req_to_token[req.req_pool_idx, req.tree_len : req.allocated_len].numpy() for req in running]
     everyone = (pool.free_slots().numpy(), tree.slots().numpy(), *of_requests)
@@ -34,8 +34,11 @@ def check_owners(rows: Any, pool: Any, tree: Any, running: Sequence[Any]) -> Non
             locks[node] += 1
             node = node.parent
     for _, node in tree.nodes():
-        if node.lock_ref != locks[node]:
-            raise RuntimeError(f"lock_ref={node.lock_ref}, but {locks[node]} requests hold it")
+        if node.lock_ref != (held := locks.pop(node, 0)):
+            raise RuntimeError(f"lock_ref={node.lock_ref}, but {held} requests hold it")
+    for node in locks:
+        if len(node):  # all but the root
+            raise RuntimeError(f"{len(node)} tokens have left the tree, but {locks[node]} requests hold them")
 
 
 def node_line(depth: int, node: TreeNode) -> str:

@@ -37,7 +37,14 @@ def lock_for_nobody(server: FakeServer, req: Req) -> None:
     server.tree.inc_lock_ref(req.last_node)
 
 
-@pytest.mark.parametrize("corrupt", [lose_a_slot, share_a_slot, free_a_slot, free_the_row, let_go, lock_for_nobody])
+def let_go_and_evict(server: FakeServer, req: Req) -> None:
+    server.tree.dec_lock_ref(req.last_node)
+    server.tree.evict(req.tree_len)
+
+
+@pytest.mark.parametrize(
+    "corrupt", [lose_a_slot, share_a_slot, free_a_slot, free_the_row, let_go, let_go_and_evict, lock_for_nobody]
+)
 def test_check_integrity_notices(corrupt: Any) -> None:
     server = FakeServer()
     req = server.add(A[:4], max_new_tokens=6)
@@ -45,7 +52,7 @@ def test_check_integrity_notices(corrupt: Any) -> None:
         server.step()
     server.cache.check_integrity(server.scheduler.running)
     corrupt(server, req)
-    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref"):
+    with pytest.raises(RuntimeError, match=r"owners|rows|lock_ref|left the tree"):
         server.cache.check_integrity(server.scheduler.running)
 
 
