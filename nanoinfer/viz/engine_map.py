@@ -37,7 +37,7 @@ PARTS: dict[str, Part] = {
     "scheduler": Part(1, TOP, "which request is next?", (10, 11, 14)),
     "batch": Part(2, TOP, "several at once", (4, 10, 13, 14)),
     "input metadata": Part(3, TOP, "what, and where", (6, 18)),
-    "model": Part(4, TOP, "a score for each token", (2, 12, 13, 14)),
+    "model": Part(4, TOP, "a score for each token", (2, 12, 13, 14, 20, 21)),
     "sampler": Part(5, TOP, "picks the next token", (2, 15)),
     "radix tree": Part(1, LOW, "shared beginnings", (8, 13, 17, 19)),
     "rows": Part(2, LOW, "position → slot", (5, 18)),
@@ -45,7 +45,7 @@ PARTS: dict[str, Part] = {
     "attention": Part(4, LOW, "extend and decode", (3, 7)),
     OWNERS: Part(1, LOW, "what owns a slot, and what frees it", (9,)),
 }
-NUMBERS = range(20)  # of the notebooks
+NUMBERS = range(22)  # of the notebooks
 
 
 def engine_map(here: str | int | Sequence[str | int] = ()) -> Picture:
@@ -130,7 +130,7 @@ def _part(sheet: Sheet, name: str, part: Part, y: float, marked: bool) -> None:
         sheet.rect(part.x - 3, y - 3, WIDTH + 6, TALL + 6, edge=HERE.face, line=2.6, name=f"here {name}")
     sheet.text(part.middle, y + 12, name, weight="bold", ha="center")
     sheet.text(part.middle, y + 26, part.what, size=TINY, ha="center", width=WIDTH - 2)
-    numbers = " · ".join(f"{n:02}" for n in part.notebooks)
+    numbers = (" · " if len(part.notebooks) < 6 else "·").join(f"{n:02}" for n in part.notebooks)
     sheet.text(part.middle, y + 42, numbers, size=SMALL, ha="center", colour=MUTED)
 
 

@@ -145,7 +145,7 @@ PLAYS: list[tuple[str, list[tuple[Any, ...]]]] = [
 ]
 
 
-@exercise("17.3", "Mend it", points=3)
+@exercise("17.3", "Mend the herd", points=3)
 def _(given: Given) -> str:
     kind = given["Memory"]
     for why, play in PLAYS:

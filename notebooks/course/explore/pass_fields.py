@@ -109,5 +109,6 @@ def _sentence(requests: list[int], read: list[list[int]], new: list[list[int]]) 
         before = len(slots) - len(written)
         after = f" after {count(before, 'token')} that have K/V" if before else ""
         said.append(f"Request {request + 1} computes {count(len(written), 'token')}{after}.")
-    total = sum(map(len, read))
-    return f"{' '.join(said)} Attention reads {count(total, 'slot')}: those of all tokens of the requests in the pass."
+    tokens, different = sum(map(len, read)), len({slot for slots in read for slot in slots})
+    several = f", in {count(different, 'slot')}" if different < tokens else ""
+    return f"{' '.join(said)} Attention reads the K/V of {count(tokens, 'token')}{several}."

@@ -82,4 +82,4 @@ def _sentence(prefix: int, query: int, text: str, read: int) -> str:
     if query < prefix:
         return f"{said}has K/V already: no query in this pass, and no line in the mask."
     why = "all tokens up to itself" if read == query + 1 else f"itself and the {count(read - 1, 'token')} before it"
-    return f"{said}is line {query - prefix} of the mask. Its query reads {count(read, 'slot')}: {why}."
+    return f"{said}is query {query - prefix} of the pass. It reads {count(read, 'slot')}: {why}."

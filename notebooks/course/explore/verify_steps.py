@@ -20,7 +20,7 @@ LEGEND = [
     ("r0", "the request's"),
     ("bar", "a draft, not checked yet"),
     ("new", "computed in this pass"),
-    ("in-use", "earlier K/V that the row reads"),
+    ("in-use", "K/V of positions before"),
     ("free", "a slot that is still empty"),
     ("leftover", "a wrong draft: not in use"),
 ]

@@ -82,6 +82,7 @@ def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], reco
 # --- batching --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # thirty recorded runs
 def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(recorded: Recorded) -> None:
     figure, runs = recorded(batching.batching), recorded(batching.record_batching)
     for i, long in enumerate(batching.LONG):

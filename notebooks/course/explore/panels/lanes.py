@@ -97,7 +97,7 @@ class Lanes(Panel):
         )
         middle = 0 if self.widths else 0.5  # of the step's column
         places = [((n - middle) / whole, str(n)) for n in range(every, int(whole) + 1, every)]
-        return [(place, text) for place, text in places if 0.12 < place < 0.8 and whole > 8]
+        return [(place, text) for place, text in places if 0.12 < place < 0.9 and whole > 8]
 
     def data(self) -> dict[str, Any]:
         """In the legend, classes of the page: `p-...` for phases, `o-...` for looks."""
