@@ -9,7 +9,7 @@ In a notebook:
     with if_real():                  runs SmolLM2: `LLM(real_model())`; one line where it is not installed (real.py)
     FOX, RIVER, BEAR, HELLO, STORY   the prompts that run through the series (prompts.py)
 
-Workloads that are counted in steps are in workloads.py: `from notebooks.course.workloads import Request, serve`.
+Workloads, counted in steps or by the clock, are in workloads.py: `from notebooks.course.workloads import Request, serve`.
 Pictures of single notebooks are in pictures/: `from notebooks.course import pictures`.
 Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
 

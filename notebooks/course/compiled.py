@@ -6,29 +6,20 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.kernels.build import compile_flags, compiler
+from notebooks.course.real import if_there
 
 
-class if_compiled:
+class if_compiled(if_there):
     """`with if_compiled():` runs its block; where that needs a C++ compiler or a CPU that is not there, prints why, in one
     line, and goes on."""
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, KernelsUnavailableError):
-            return False
-        print(f"Not on this machine: {error}")
-        return True
+    missing = KernelsUnavailableError
 
 
 class Cpp:

@@ -18,9 +18,10 @@ def real_model() -> str:
     return "smollm2"
 
 
-class if_real:
-    """`with if_real():` runs its block; where the block asks for `real_model()` and there is none, prints how to get it, in
-    one line, and goes on."""
+class if_there:
+    """A block that needs what a machine may not have: where it raises `missing`, one line says so, and all goes on."""
+
+    missing: type[Exception]
 
     def __enter__(self) -> None:
         return None
@@ -28,7 +29,14 @@ class if_real:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not isinstance(error, NotInstalledError):
+        if not isinstance(error, self.missing):
             return False
         print(f"Not on this machine: {error}")
         return True
+
+
+class if_real(if_there):
+    """`with if_real():` runs its block; where the block asks for `real_model()` and there is none, prints how to get it, in
+    one line, and goes on."""
+
+    missing = NotInstalledError

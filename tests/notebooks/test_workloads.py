@@ -9,8 +9,7 @@ from nanoinfer.requests.req import Req
 from nanoinfer.scheduler.scheduler import Scheduler
 from notebooks.course import BEAR, FOX, HELLO
 from notebooks.course.replicas import COSTS, Chat, ClusterRun, serve_chats
-from notebooks.course.under_load import Figures, Limits, Timed, azure_load, serve_timed
-from notebooks.course.workloads import Request, new_engine, serve
+from notebooks.course.workloads import Figures, Limits, Request, Timed, azure_load, new_engine, serve, serve_timed
 
 
 def test_a_request_arrives_before_its_step_and_makes_its_tokens() -> None:

@@ -11,14 +11,16 @@ from nanoinfer.llm import LLM
 from notebooks.course import explore
 from notebooks.course.explore import InteractiveFigure
 
-# A figure is a function in a file of the same name.
 FILES = {
     each.name: import_module(f"{explore.__name__}.{each.name}")
     for each in iter_modules(explore.__path__)
     if each.name != "__main__"
 }
+# A figure is a function in a file of the same name.
 CATALOGUE: dict[str, Callable[[LLM], InteractiveFigure]] = {
-    name: getattr(file, name) for name, file in FILES.items() if hasattr(file, name)
+    name: vars(file)[name]
+    for name, file in FILES.items()
+    if getattr(vars(file).get(name), "__module__", "") == file.__name__
 }
 
 

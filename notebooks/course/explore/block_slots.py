@@ -6,8 +6,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.llm import LLM, make_engine
 from nanoinfer.sampling_params import SamplingParams
 from notebooks.course.explore import Cell, CellRow, Cells, Control, Frame, InteractiveFigure, Number, Numbers, padded
-from notebooks.course.explore.runs import one_thread
-from notebooks.course.explore.shown import ACROSS
+from notebooks.course.explore.runs import ACROSS, one_thread
 from notebooks.course.prompts import BEAR, FOX, RIVER
 
 PROMPTS = {"FOX": FOX, "RIVER": RIVER, "BEAR": BEAR}

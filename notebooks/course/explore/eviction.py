@@ -3,8 +3,7 @@
 from nanoinfer.llm import LLM
 from nanoinfer.viz.words import count, percent
 from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers, Tree
-from notebooks.course.explore.runs import Arrival, Run, moments, serve
-from notebooks.course.explore.shown import tree_root
+from notebooks.course.explore.runs import Arrival, Run, moments, serve, tree_root
 from notebooks.course.prompts import FOX
 
 POLICIES = {

@@ -11,7 +11,7 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.llm import LLM
 from nanoinfer.scheduler.batch import Batch
 from notebooks.course.explore import Bar, Bars, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
-from notebooks.course.under_load import Figures, Limits, Timed
+from notebooks.course.workloads import Figures, Limits, Timed
 
 RATES = (8, 16, 24, 32, 40, 48)  # requests per second
 CHUNKS = (None, 2048, 512, 256)

@@ -4,8 +4,7 @@ from nanoinfer.llm import LLM
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
 from notebooks.course.explore import Bars, Cells, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
-from notebooks.course.explore.runs import Arrival, Run, serve
-from notebooks.course.explore.shown import legend, look_of, pool_rows, prompts_note, slot_looks
+from notebooks.course.explore.runs import Arrival, Run, legend, look_of, pool_rows, prompts_note, serve, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
 
 SIZES = (1, 2, 4, 8, 16)

@@ -11,8 +11,18 @@ from nanoinfer.scheduler.retraction import INITIAL_RATIO, first_to_retract
 from nanoinfer.viz.trace.phases import RETRACTED, WAITING
 from nanoinfer.viz.words import count
 from notebooks.course.explore import Bars, Control, Flag, Frame, InteractiveFigure, Lanes, Number, Numbers, bars_of
-from notebooks.course.explore.runs import Arrival, Moment, Run, moments, serve
-from notebooks.course.explore.shown import NAMES, lanes_of, look_of, occupancy, prompts_note
+from notebooks.course.explore.runs import (
+    NAMES,
+    Arrival,
+    Moment,
+    Run,
+    lanes_of,
+    look_of,
+    moments,
+    occupancy,
+    prompts_note,
+    serve,
+)
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
 
 SIZES = (40, 48, 56, 64, 80)

@@ -21,8 +21,7 @@ from notebooks.course.explore import (
     Tree,
     padded,
 )
-from notebooks.course.explore.runs import Arrival, Run, serve
-from notebooks.course.explore.shown import ACROSS, legend, look_of, pool_rows, slot_looks, tree_root
+from notebooks.course.explore.runs import ACROSS, Arrival, Run, legend, look_of, pool_rows, serve, slot_looks, tree_root
 from notebooks.course.prompts import FOX, RIVER
 
 SLOTS = 32

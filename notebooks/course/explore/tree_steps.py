@@ -14,7 +14,7 @@ from nanoinfer.viz.trace import record
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import slots
 from notebooks.course.explore import Cells, Control, Frame, InteractiveFigure, Tree
-from notebooks.course.explore.shown import NAMES, pool_rows, slot_looks, tree_root
+from notebooks.course.explore.runs import NAMES, pool_rows, slot_looks, tree_root
 from notebooks.course.prompts import BEAR, FOX, RIVER
 
 SLOTS = 32
