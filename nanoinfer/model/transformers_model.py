@@ -21,6 +21,7 @@ from torch import nn
 
 from nanoinfer.errors import UnsupportedModelError, WeightMismatchError
 from nanoinfer.model.config import ModelConfig, end_tokens, with_end_tokens
+from nanoinfer.model.gguf import import_gguf
 from nanoinfer.model.input_metadata import InputMetadata
 from nanoinfer.model.kernels import Kernels
 from nanoinfer.model.layers.linear import quantization_of
@@ -99,7 +100,7 @@ class TransformersConfig(ModelConfig):
             eos_token_ids=end_tokens(text.eos_token_id),
             dtype=text.dtype,
             **FOUND_OUT,
-            source=f"transformers {transformers.__version__}, {sha256(_said(path, hf)).hexdigest()}",
+            source=f"transformers {transformers.__version__}, {sha256(_config_bytes(path, hf)).hexdigest()}",
         )
         return with_end_tokens(config, path)
 
@@ -108,6 +109,7 @@ def _read_config(path: Path) -> Any:
     if not path.is_file() and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path}: no config.json there, so this is not a Hugging Face checkpoint")
     if path.is_file():
+        import_gguf(path)
         _check_header(read_header(path))
     folder, options = _place(path)
     try:
@@ -132,7 +134,7 @@ def _check_header(header: GGUFHeader) -> None:
         )
 
 
-def _said(path: Path, hf: Any) -> bytes:
+def _config_bytes(path: Path, hf: Any) -> bytes:
     return hf.to_json_string().encode() if path.is_file() else (path / "config.json").read_bytes()
 
 

@@ -117,12 +117,17 @@ def test_weights_in_few_bits_are_used_as_they_are(
     compare_all_passes(loaded, oracle(rounded(path, tmp_path / "rounded", kind)), page_size=1, relative=0.1)
 
 
-@pytest.mark.parametrize("name", ["stablelm", "nemotron"])
-def test_a_file_of_an_architecture_that_only_transformers_knows_runs_on_its_network(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("stablelm", Kind.F32), ("nemotron", Kind.Q8_0)])
+def test_a_file_of_an_architecture_that_only_transformers_knows_runs_on_its_network(
+    name: str, kind: Kind, tmp_path: Path
+) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    expected = expected_of(save_any(folder, name, {}))
-    llm = LLM(write_gguf(folder, tmp_path / "model.gguf"), max_total_tokens=512)
+    save_any(folder, name, {})
+    file = write_gguf(folder, tmp_path / "model.gguf", kind)
+    same = rounded(folder, tmp_path / "rounded", kind)
+    expected = expected_of(transformers.AutoModelForCausalLM.from_pretrained(same, attn_implementation="eager").eval())
+    llm = LLM(file, dtype="float32", max_total_tokens=512)
     assert llm.model.implementation.name == "transformers"
     params = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True, prompt_logprobs=True)
     for out, each in zip(llm.generate([each.prompt for each in expected], params), expected, strict=True):

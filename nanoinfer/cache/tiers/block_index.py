@@ -122,7 +122,7 @@ class BlockIndex:
             self._drop(oldest)
             left.append(oldest)
         added = needed[: len(self._free)]
-        for i in added:  # only now: the sink may look, when a block leaves, at those before it
+        for i in added:  # only now: when a block leaves, the sink may look at those before it
             path[i].start = heappop(self._free)
             self._held[path[i]] = None
         self._touch(path)

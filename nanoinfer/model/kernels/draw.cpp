@@ -62,8 +62,8 @@ struct Rows { int64_t *ids, *positions; int32_t *seq_lens, *slots; const int32_t
 // It becomes padding when it has counts[i] tokens, or when its logits hold NaN or infinity: then -1 comes in place of a token.
 template <class E>
 static void run_multi_step_of(const Call* calls, long count, const Rows* rows, const int64_t* found,
-                         const typename E::T* logits, const float* temperatures, const double* numbers,
-                         const int64_t* counts, int64_t* chosen, long steps, long size, long vocab) {
+                              const typename E::T* logits, const float* temperatures, const double* numbers,
+                              const int64_t* counts, int64_t* chosen, long steps, long size, long vocab) {
     std::vector<double> totals(size);
     std::vector<int64_t> ends(counts, counts + size);  // at which step
     for (long step = 0; step < steps; step++, chosen += size) {

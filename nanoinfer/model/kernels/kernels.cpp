@@ -28,7 +28,7 @@
     EXPORT(attention_##type, attention<E>)                                                                             \
     EXPORT(dispatch_##type, dispatch<E>)                                                                               \
     EXPORT(combine_##type, combine<E>)                                                                                 \
-    EXPORT(run_multi_step_##type, run_multi_step_of<E>)                                                                          \
+    EXPORT(run_multi_step_##type, run_multi_step_of<E>)                                                                \
     extern "C" long linear_columns_##type() { return columns_of<E>(); }                                                \
     extern "C" long linear_inputs_##type() { return inputs_of<E>(); }
 

@@ -68,7 +68,7 @@ class Team {
 
     int threads_now() const { return taking_part.load(std::memory_order_relaxed) + 1; }
 
-    static void* member(void* number);
+    static void* worker_main(void* number);
     void live(int number) {
         for (;;) {
             int seen = epoch.load(std::memory_order_acquire);
@@ -93,7 +93,7 @@ class Team {
     void hire(int wanted) {
         for (; num_workers < wanted; num_workers++) {
             Worker& worker = workers[num_workers];
-            if (pthread_create(&worker.thread, nullptr, member, (void*)(long)num_workers.load())) return;
+            if (pthread_create(&worker.thread, nullptr, worker_main, (void*)(long)num_workers.load())) return;
             pthread_detach(worker.thread);
         }
     }
@@ -159,7 +159,7 @@ class Team {
 };
 
 inline Team team;
-inline void* Team::member(void* number) { team.live((int)(long)number); return nullptr; }
+inline void* Team::worker_main(void* number) { team.live((int)(long)number); return nullptr; }
 __attribute__((constructor)) static void at_fork() { pthread_atfork(nullptr, nullptr, [] { team.forget_workers(); }); }
 
 // Calls body(i) for i in 0 .. count - 1, on as many threads as torch may use. Returns when all have been done.

@@ -93,10 +93,14 @@ def test_transformers_network_does_not_read_it(file: Path) -> None:
         load_model(file, model_impl="transformers")
 
 
-def test_without_the_package_gguf_the_error_says_how_to_get_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_gguf_the_error_says_how_to_get_it(
+    file: Path, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_transformers = write_gguf(checkpoint("llama"), tmp_path / "model.gguf", architecture="stablelm")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UnsupportedModelError, match=r"pip install 'nanoinfer\[gguf\]'"):
-        LLM(file)
+    for each in (file, of_transformers):
+        with pytest.raises(UnsupportedModelError, match=r"pip install 'nanoinfer\[gguf\]'"):
+            LLM(each)
 
 
 def test_a_model_that_comes_in_a_package_is_found_there(
