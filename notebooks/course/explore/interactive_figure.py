@@ -62,9 +62,9 @@ class InteractiveFigure:
     choose. `frames`: that of every combination, by the indices of its values.
 
     `still`: the combination (of indices) whose frame is drawn for viewers that leave scripts out; without it, the frame at
-    the start. `height`: of the frame in a notebook, in CSS
-    pixels; nothing need be scrolled in it if that is enough for every combination at a width of 600. `runs`: how many runs
-    were recorded, where that is not one per combination. `source`: where the numbers come from, if not from such runs.
+    the start. `height`: of the frame in a notebook, in CSS pixels; nothing need be scrolled in it if that is enough for
+    every combination at a width of 600. `runs`: how many runs were recorded, where that is not one per combination.
+    `source`: where the numbers come from, if not from such runs.
     """
 
     def __init__(
