@@ -1,10 +1,11 @@
 """What does a page size cost? Slots that nothing fills, and prompt tokens that whole pages cannot match."""
 
 from nanoinfer.llm import LLM
+from nanoinfer.viz.trace import Trace
 from nanoinfer.viz.trace.state import TraceState
 from nanoinfer.viz.words import count, percent
 from notebooks.course.explore import Bars, Cells, Control, Frame, InteractiveFigure, Number, Numbers, bars_of
-from notebooks.course.explore.runs import Arrival, Run, legend, look_of, pool_rows, prompts_note, serve, slot_looks
+from notebooks.course.explore.runs import Arrival, legend, look_of, pool_rows, prompts_note, serve, slot_looks
 from notebooks.course.prompts import BEAR, FOX, HELLO, RIVER
 
 SIZES = (1, 2, 4, 8, 16)
@@ -13,7 +14,7 @@ SLOTS = 80
 ARRIVALS = (Arrival(0, FOX, 4), Arrival(4, RIVER, 9), Arrival(4, BEAR, 9), Arrival(4, HELLO, 9))
 
 
-def record_page_sizes(llm: LLM) -> dict[int, Run]:
+def record_page_sizes(llm: LLM) -> dict[int, Trace]:
     """The same requests, served with each page size."""
     return {size: serve(llm, ARRIVALS, SLOTS, page_size=size) for size in SIZES}
 
@@ -21,11 +22,11 @@ def record_page_sizes(llm: LLM) -> dict[int, Run]:
 def page_sizes(llm: LLM) -> InteractiveFigure:
     """Page size and step → the pool's slots, those that are held but empty, and the prompt tokens found in the tree."""
     runs = record_page_sizes(llm)
-    steps = range(ARRIVALS[1].step + 1, len(runs[1].trace) + 1)
-    states = {(size, step): run.trace.state(step) for size, run in runs.items() for step in steps}
-    found = {size: found_tokens(run.trace.state()) for size, run in runs.items()}
+    steps = range(ARRIVALS[1].step + 1, len(runs[1]) + 1)
+    states = {(size, step): run.state(step) for size, run in runs.items() for step in steps}
+    found = {size: found_tokens(run.state()) for size, run in runs.items()}
     most = max(empty_slots(state) for state in states.values())
-    note = prompts_note(runs[1].trace)
+    note = prompts_note(runs[1])
 
     def show(size: int, step: int) -> Frame:
         state = states[size, step]
