@@ -231,3 +231,9 @@ class Figures:
         seconds = max(each.times[-1] for each in timed) - min(each.due for each in timed)
         good = sum(limits.hold(each) for each in timed) / len(timed)
         return cls(first50, first99, gap50, gap99, sum(len(each.times) for each in timed) / seconds, good)
+
+    def __str__(self) -> str:
+        return (
+            f"p50 and p99 of the first token {self.ttft_p50:.2f} and {self.ttft_p99:.2f} s, "
+            f"of gaps {1e3 * self.gap_p50:.0f} and {1e3 * self.gap_p99:.0f} ms, {self.throughput:.0f} tokens per second"
+        )
