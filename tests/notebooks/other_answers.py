@@ -8,9 +8,6 @@ OTHERS: list[tuple[str, str]] = [
      "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
      "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
      "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
-    ("6.3",
-     "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
-     "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
     ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"

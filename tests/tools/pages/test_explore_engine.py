@@ -16,7 +16,6 @@ from notebooks.course.explore import (
     batching,
     block_slots,
     eviction,
-    page_sizes,
     pass_fields,
     pool_sizes,
     tree_steps,
@@ -29,7 +28,7 @@ from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Run, moments
 from notebooks.tools.files import ROOT
-from tests.tools.pages.conftest import Recorded, live
+from tests.tools.pages.conftest import Recorded
 
 FOLDER = ROOT / "notebooks" / "explorables"
 
@@ -68,7 +67,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
 @pytest.mark.parametrize(
     "record",
     [
-        page_sizes.record_page_sizes,
         pool_sizes.record_pool_sizes,
         eviction.record_eviction,
     ],
@@ -94,31 +92,6 @@ def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(
                 lanes = panel(figure, (i, j), Lanes, number).lanes
                 drawn = sum(span.end - span.start for lane in lanes for span in lane.spans if span.phase == "decode")
                 assert drawn == sum(map(len, runs[long, rows, kind])) == sum(batching.wanted(long)) - 12
-
-
-# --- page size -------------------------------------------------------------------------------------------------------
-
-
-def test_empty_slots_are_those_the_engine_has_allocated_and_not_filled(story: LLM, recorded: Recorded) -> None:
-    figure = recorded(page_sizes.page_sizes)
-    steps = figure.controls[1].values
-    for i, size in enumerate(page_sizes.SIZES):
-        engines = live(story, page_sizes.ARRIVALS, page_sizes.SLOTS, page_size=size)
-        for step, engine in enumerate(engines, 1):
-            if step not in steps:
-                continue
-            running = engine.scheduler.running
-            empty = sum(req.allocated_len - req.kv_len for req in running)
-            cells = panel(figure, (i, steps.index(step)), Cells)
-            looks = [cell.look for row in cells.rows for cell in row.cells]
-            assert len(looks) == page_sizes.SLOTS
-            assert looks.count("padding") == empty
-            assert looks.count("free") == engine.stats().free_slots
-            assert looks.count("tree") == engine.stats().evictable_slots
-            for other in range(len(page_sizes.SIZES)):  # its bar is the same, whichever is chosen
-                bars = panel(figure, (other, steps.index(step)), Bars).bars
-                assert bars[i].value == empty
-                assert bars[i].look == ("highlight" if other == i else "padding")
 
 
 # --- fields of a pass --------------------------------------------------------------------------------------------------
