@@ -15,7 +15,6 @@ from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
 from notebooks.course.explore import (
     batching,
     block_slots,
-    eviction,
     pass_fields,
     pool_sizes,
     tree_steps,
@@ -25,7 +24,6 @@ from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
-from notebooks.course.explore.panels.tree import Tree
 from notebooks.course.explore.runs import Run, moments
 from notebooks.tools.files import ROOT
 from tests.tools.pages.conftest import Recorded
@@ -68,7 +66,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
     "record",
     [
         pool_sizes.record_pool_sizes,
-        eviction.record_eviction,
     ],
 )
 def test_no_setting_changes_a_text(record: Callable[[LLM], dict[Any, Run]], recorded: Recorded) -> None:
@@ -150,28 +147,6 @@ def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> No
             assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
             extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
             assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
-
-
-# --- eviction --------------------------------------------------------------------------------------------------------
-
-
-def test_hits_are_the_engines_cached_tokens_and_policies_differ(recorded: Recorded) -> None:
-    figure = recorded(eviction.eviction)
-    totals = {}
-    for (policy, size), run in recorded(eviction.record_eviction).items():
-        indices = list(eviction.POLICIES).index(policy), eviction.SIZES.index(size)
-        stats, bars = run.stats[-1], panel(figure, indices, Bars).bars
-        assert sum(bar.value for bar in bars) == stats.cached_tokens
-        assert [bar.before for bar in bars] == [len(request.prompt) for request in run.trace.requests]
-        shown = shown_numbers(figure, indices)
-        assert shown["prompt tokens found"].startswith(f"{stats.cached_tokens} of {stats.prompt_tokens} ")
-        assert shown["cached tokens evicted"] == str(stats.evicted_tokens)
-        nodes = [node for node in panel(figure, indices, Tree).root.walk() if node.text]
-        assert len(nodes) == len(run.trace.state().nodes) - 1
-        totals[policy, size] = stats.cached_tokens
-    small, large = eviction.SIZES[0], eviction.SIZES[-1]
-    assert totals["lfu", small] > totals["lru", small] > totals["fifo", small]
-    assert len({totals[policy, large] for policy in eviction.POLICIES}) == 1
 
 
 # --- the tree, step by step ------------------------------------------------------------------------------------------
