@@ -34,6 +34,7 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.outputs import RequestOutput
 from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.retraction import INITIAL_RATIO
 from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.viz.overview import timeline
 from nanoinfer.viz.trace import Trace, record
@@ -90,9 +91,16 @@ def new_engine(
 
 
 def serve(
-    workload: Sequence[Request], scheduler: Callable[..., Scheduler] = Scheduler, traced: bool = True, **settings: Any
+    workload: Sequence[Request],
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    traced: bool = True,
+    aside: float | None = None,
+    **settings: Any,
 ) -> Run:
-    """Run a workload, given in order of arrival, step by step until every request has ended."""
+    """Run a workload, given in order of arrival, step by step until every request has ended. `aside`: the share of what
+    requests may still make that admission sets aside at first; 1 stays 1, others fall and rise (NewTokenRatio)."""
+    if aside is not None:
+        settings["schedule_conservativeness"] = 11 if aside == 1 else max(aside, 0.001) / INITIAL_RATIO
     run = Run(new_engine(scheduler, **settings))
     engine, arriving, step = run.engine, deque(workload), 0
     with record(engine) if traced else nullcontext() as run.trace:
