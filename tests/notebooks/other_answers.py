@@ -57,23 +57,13 @@ OTHERS: list[tuple[str, str]] = [
      "        if ids == [end] or len(ids) != 1:\n            return found\n        found += ids\n"
      "        state = after(state, ids[0])\n    return found"),
     ("16.1",
-     "def events_of(pieces):\n    waiting = b''\n    for piece in pieces:\n        waiting += piece\n"
-     "        while (end := _end(waiting)) is not None:\n"
-     "            event, waiting = waiting[: end[0]], waiting[end[1] :]\n"
-     "            lines = [line.rstrip(b'\\r').decode() for line in event.split(b'\\n')]\n"
-     "            data = [line[6:] if line[5:6] == ' ' else line[5:] for line in lines if line[:5] "
-     "== 'data:']\n            if data:\n                yield '\\n'.join(data)\n\n\ndef _end(waiting):\n"
-     "    at = 0\n    while (stop := waiting.find(b'\\n', at)) >= 0:\n"
-     "        if waiting[at:stop] in (b'', b'\\r'):\n            return at, stop + 1\n        at = stop + 1\n"
-     "    return None"),
-    ("16.2",
      "class Bucket:\n    def __init__(self, rate, burst):\n"
      "        self.rate, self.burst, self.full_at = rate, burst, 0.0\n\n    def admit(self, now, cost):\n"
      "        if cost > self.burst:\n            raise ValueError(f'{cost} > {self.burst}')\n"
      "        start = max(self.full_at, now)\n        missing = (start - now) * self.rate + cost - self.burst\n"
      "        if missing > 0:\n            return ceil(missing / self.rate)\n"
      "        self.full_at = start + cost / self.rate\n"),
-    ("16.3",
+    ("16.2",
      "def times_of(arrivals, services, max_running):\n    ends = []\n"
      "    for arrival, service in zip(arrivals, services):\n"
      "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
