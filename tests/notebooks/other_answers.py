@@ -1,13 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("4.2",
-     "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
-     "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
-     "    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)\n"
-     "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
-     "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
-     "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
     ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"

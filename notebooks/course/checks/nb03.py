@@ -6,8 +6,6 @@ from torch import Tensor
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.tables import Mistake, Wrong, compare
 
-SQUARE_ROOT = "Divide the scores by the square root of D before the softmax."
-
 
 @exercise("3.1", "How many requests fit")
 def _(given: Given) -> str:
@@ -48,7 +46,7 @@ def _(given: Given) -> str:
         q, k, v = torch.randn(3, head_dim, generator=generator)
         cases.append((q, k, v, *torch.randn(2, length, head_dim, generator=generator)))
     mistakes: dict[str, Mistake] = {
-        SQUARE_ROOT: "unscaled",
+        "Divide the scores by the square root of D before the softmax.": "unscaled",
         "The new token sees itself too: attend over the keys with the new key appended.": "not_itself",
         "Scores aren't weights yet. The softmax makes them positive, and they then add up to 1.": "no_softmax",
         "You divide the scores by D. Divide them by its square root instead.": "by_d",
