@@ -257,6 +257,12 @@ class Figures:
         tokens = sum(len(each.times) for each in timed)
         return cls(first50, first99, gap50, gap99, tokens / seconds, len(timed) / seconds, good, len(timed))
 
+    def __str__(self) -> str:
+        return (
+            f"p50 and p99 of the first token {self.ttft_p50:.2f} and {self.ttft_p99:.2f} s, "
+            f"of gaps {1e3 * self.gap_p50:.0f} and {1e3 * self.gap_p99:.0f} ms, {self.throughput:.0f} tokens per second"
+        )
+
 
 def load_row(name: str, f: Figures) -> str:
     """A line below HEAD; times in ms."""
