@@ -52,8 +52,6 @@ MISTAKES = [
     ("9.1", "req.tree_len : req.allocated_len", ": req.allocated_len", "begin at tree_len"),
     ("9.1", "req.tree_len : req.allocated_len", "req.tree_len : req.kv_len", "up to allocated_len"),
     ("9.1", "req.tree_len : req.allocated_len", "req.tree_len : req.num_tokens", "two pages"),
-    ("9.2", "        self.radix_cache.dec_lock_ref(req.last_node)\n", "", "locks the path|give the lock back"),
-    ("9.2", "        self.req_to_token_pool.free([req.req_pool_idx])\n", "", "row must be free again"),
     ("9.2", "row[req.tree_len : known]", "row[:known]", "both free and in the tree"),
     ("9.2", "row[req.tree_len : known]", "row[:0]", "lost for good"),
     ("10.1", "free + evictable", "free", "Evictable slots are available too"),
