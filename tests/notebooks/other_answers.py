@@ -62,14 +62,9 @@ OTHERS: list[tuple[str, str]] = [
      "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
      "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
     ("17.1",
-     "import struct\n\n\ndef hashes_of(tokens, size, namespace):\n    if len(tokens) < size:\n"
-     "        return []\n    data = struct.pack(f'<Q{size}q', namespace, *tokens[:size])\n"
-     "    (first,) = struct.unpack('<Q', blake2b(data, digest_size=8).digest())\n"
-     "    return [first, *hashes_of(tokens[size:], size, first)]"),
-    ("17.2",
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
-    ("17.3",
+    ("17.2",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
