@@ -10,18 +10,6 @@ OTHERS: list[tuple[str, str]] = [
      "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
      "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
      "        n += 1\n    return n\n"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
-     "weight.tensor_split(parts, 1))])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
-     "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
-     "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
     ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
