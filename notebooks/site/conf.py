@@ -41,22 +41,15 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 gettext_compact = gettext_location = False
 gettext_last_translator = gettext_language_team = ""
-html_theme = "pydata_sphinx_theme"
+html_theme = "furo"
 html_title = "nanoinfer"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = [("frames.js", {"defer": "defer"})]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_copy_source = False
-html_search_language = "en"  # Chinese words are found, too; Sphinx's search for them needs jieba
-html_theme_options = {
-    "icon_links": [{"name": "GitHub", "url": REPOSITORY, "icon": "fa-brands fa-github"}],
-    "navbar_align": "left",
-    "header_links_before_dropdown": 6,
-    "show_toc_level": 2,
-    "secondary_sidebar_items": ["page-toc"],
-    "footer_start": [],
-    "footer_end": [],
-}
+html_show_copyright = False
+html_search_language = "en"  # Chinese words are found, too; Sphinx's own search for them needs jieba
 
 
 def source_of(docname: str) -> str:
@@ -163,7 +156,8 @@ def finish(app: Sphinx, docname: str, template: str, context: dict[str, Any], do
         line += f'<details class="run"><summary>{run}</summary><p>{where}</p><pre>{commands}</pre></details>'
     if app.config.language != "en" and docname not in TRANSLATED:
         context["body"] = f'<div lang="en">{context["body"]}</div>'
-    context["body"] = context["body"].replace("</h1>", f"</h1>{line}", 1)
+    body = context["body"].replace(' aria-label="Toggle hidden content"', "")  # there is text
+    context["body"] = body.replace("</h1>", f"</h1>{line}", 1)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
