@@ -152,7 +152,7 @@ def catalogues(folder: Path) -> None:
     stage(folder, TRANSLATED)
     run(folder, folder / "pot", "gettext", "en")
     (folder / "pot/notebooks/short_way.pot").unlink()  # its texts are 00's
-    update(str(LOCALE), str(folder / "pot"), ["zh_CN"], line_width=120)
+    update(str(LOCALE), str(folder / "pot"), ["zh_CN"], line_width=120, ignore_obsolete=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

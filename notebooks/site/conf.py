@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-REPOSITORY = "https://github.com/nanoinfer/nanoinfer"  # where files that are no pages are; a fork changes it
+REPOSITORY = os.environ.get("REPOSITORY", "https://github.com/nanoinfer/nanoinfer")  # where files that are no pages are
 ROOT = Path(__file__).parents[2]
 LOCALE = ROOT / "notebooks" / "locale"
 PO = LOCALE / "zh_CN" / "LC_MESSAGES"
@@ -25,7 +25,7 @@ WORDS_PER_MINUTE = 200
 WORD = re.compile(r"^\| (?!word \||---)(.+?) \| (.+?) \|", re.MULTILINE)
 RUN = ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -e .", ".venv/bin/jupyter lab {}")
 TEXTS = {  # of the line above each page: minutes, the way to run it, and the other language: its name, code and place
-    "en": ("{} minutes", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
+    "en": ("{} min", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
     "zh_CN": ("阅读约 {} 分钟", "运行此笔记本", "在仓库的克隆中执行：", "English", "en", "../"),
 }
 
@@ -36,6 +36,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "Imports"
 nitpicky = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
