@@ -1,7 +1,8 @@
-"""Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed."""
+"""Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed; and
+where that of a step goes."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
@@ -20,6 +22,7 @@ from nanoinfer.model.loader import LoadedModel
 from nanoinfer.model.lora.adapter import Adapter
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.sampling_params import SamplingParams
 
 
 class Span(NamedTuple):
@@ -140,3 +143,58 @@ def _timed_calls() -> Iterator[list[tuple[str, float, float]]]:
         yield spans
     finally:
         Function.__call__ = original  # type: ignore[method-assign]
+
+
+PARTS = {  # of a step: the object and its method
+    "schedule": ("scheduler", "schedule"),
+    "forward pass": ("model_runner", "forward_batch"),
+    "sample": ("sampler", "sample"),
+    "process": ("scheduler", "process_batch_result"),
+}
+
+
+def step_parts(engine: Engine, prompt: str, params: SamplingParams, runs: int = 12) -> dict[str, float]:
+    """Microseconds per token in a DECODE step of one request, by part: the median of all steps of some runs."""
+    spent, steps = dict.fromkeys(PARTS, 0.0), []
+
+    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*arguments)
+            spent[part] += time.perf_counter() - start
+            return result
+
+        return wrapper
+
+    for part, (owner, method) in PARTS.items():
+        each = getattr(engine, owner)
+        setattr(each, method, timed(part, getattr(each, method)))
+    for _ in range(runs):
+        engine.add_request(prompt, params)
+        (output,) = engine.step()  # the EXTEND, which isn't counted
+        while not output.finished:
+            spent.update(dict.fromkeys(PARTS, 0.0))
+            before, start = len(output.token_ids), time.perf_counter()
+            (output,) = engine.step()
+            whole, made = time.perf_counter() - start, len(output.token_ids) - before
+            steps.append([1e6 * each / made for each in (*spent.values(), whole - sum(spent.values()))])
+    return dict(zip((*PARTS, "the rest"), np.median(steps, axis=0).tolist(), strict=True))
+
+
+def roofline_points(model: LoadedModel, requests: int) -> dict[str, tuple[str, float, float, float]]:
+    """For each product of a DECODE pass in float32: label, operations, bytes and seconds, the median of the layers."""
+    c, spans = model.config, DecodePass(model, requests).times_replayed(8).spans
+    queries, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    products = {  # inputs, outputs
+        "qkv_proj": (c.hidden_size, queries + 2 * kv),
+        "o_proj": (queries, c.hidden_size),
+        "gate_up_proj": (c.hidden_size, 2 * c.intermediate_size),
+        "down_proj": (c.intermediate_size, c.hidden_size),
+        "lm_head": (c.hidden_size, c.vocab_size),
+    }
+    points = {}
+    for name, (inputs, outputs) in products.items():
+        seconds = float(np.median([span.end - span.start for span in spans if span.label.endswith(name)]))
+        numbers = inputs * outputs + requests * (inputs + outputs)
+        points[name] = f"T = {requests}", 2.0 * requests * inputs * outputs, 4.0 * numbers, seconds
+    return points

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.tool_calls import HERMES, format_of
+from nanoinfer.requests.tool_calls.registry import HERMES, format_of
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
 from nanoinfer.sampling.grammar.lark import calls_grammar, lark_grammar
 from nanoinfer.sampling.grammar.matcher import Matcher, reason

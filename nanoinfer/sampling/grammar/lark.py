@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from nanoinfer.requests.tool_calls import CallFormat
+from nanoinfer.requests.tool_calls.call_format import CallFormat
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
 
 _GBNF_RULE = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)

@@ -1,6 +1,7 @@
 """routing: the same chats and a burst, sent to three replicas by several rules, with late news, and with a death."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from nanoinfer.cluster import PrefixHash, PrefixRouter, RoundRobin
@@ -22,8 +23,9 @@ POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
 }
 ON_EVENTS = ("longest match", "prefix router")  # the others don't listen
-DELAYS = (0, 0.2, 1)  # seconds until the router hears of a change
+DELAYS = (0, 1)  # seconds until the router hears of a change
 BURST_AT, DIES_AT = 4.0, 2.0
+NEW_TOKENS = 4  # of an answer: routers differ in the prompts that are computed
 COLUMN = 0.5  # seconds
 PHASES = (("extend", "computes prompts (how many tokens)"), ("decode", "decodes only"))
 
@@ -32,7 +34,8 @@ def record_routing(llm: LLM) -> dict[tuple[str, float, bool], replicas.ClusterRu
     """The same traffic under each policy, with each delay (where events count), with and without the death of A."""
     assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
-    traffic = replicas.story_chats(encode, seed=1) + replicas.story_burst(encode, BURST_AT)
+    chats = replicas.story_chats(encode, seed=1) + replicas.story_burst(encode, BURST_AT)
+    traffic = [replace(each, new_tokens=NEW_TOKENS) for each in chats]
     return {
         (name, delay, dies): replicas.serve_chats(
             traffic, make(), report_seconds=delay, dies=("A", DIES_AT) if dies else None, max_total_tokens=1000
