@@ -1,16 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("4.2",
-     "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
-     "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
-     "    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)\n"
-     "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
-     "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
-     "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
-    ("6.3",
-     "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
-     "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
     ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
@@ -48,36 +38,21 @@ OTHERS: list[tuple[str, str]] = [
      "        if ids == [end] or len(ids) != 1:\n            return found\n        found += ids\n"
      "        state = after(state, ids[0])\n    return found"),
     ("16.1",
-     "def events_of(pieces):\n    waiting = b''\n    for piece in pieces:\n        waiting += piece\n"
-     "        while (end := _end(waiting)) is not None:\n"
-     "            event, waiting = waiting[: end[0]], waiting[end[1] :]\n"
-     "            lines = [line.rstrip(b'\\r').decode() for line in event.split(b'\\n')]\n"
-     "            data = [line[6:] if line[5:6] == ' ' else line[5:] for line in lines if line[:5] "
-     "== 'data:']\n            if data:\n                yield '\\n'.join(data)\n\n\ndef _end(waiting):\n"
-     "    at = 0\n    while (stop := waiting.find(b'\\n', at)) >= 0:\n"
-     "        if waiting[at:stop] in (b'', b'\\r'):\n            return at, stop + 1\n        at = stop + 1\n"
-     "    return None"),
-    ("16.2",
      "class Bucket:\n    def __init__(self, rate, burst):\n"
      "        self.rate, self.burst, self.full_at = rate, burst, 0.0\n\n    def admit(self, now, cost):\n"
      "        if cost > self.burst:\n            raise ValueError(f'{cost} > {self.burst}')\n"
      "        start = max(self.full_at, now)\n        missing = (start - now) * self.rate + cost - self.burst\n"
      "        if missing > 0:\n            return ceil(missing / self.rate)\n"
      "        self.full_at = start + cost / self.rate\n"),
-    ("16.3",
+    ("16.2",
      "def times_of(arrivals, services, max_running):\n    ends = []\n"
      "    for arrival, service in zip(arrivals, services):\n"
      "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
      "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
     ("17.1",
-     "import struct\n\n\ndef hashes_of(tokens, size, namespace):\n    if len(tokens) < size:\n"
-     "        return []\n    data = struct.pack(f'<Q{size}q', namespace, *tokens[:size])\n"
-     "    (first,) = struct.unpack('<Q', blake2b(data, digest_size=8).digest())\n"
-     "    return [first, *hashes_of(tokens[size:], size, first)]"),
-    ("17.2",
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
-    ("17.3",
+    ("17.2",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
