@@ -1,8 +1,8 @@
-"""Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed.
-And passes with drafts: what each gave, and how quick they are."""
+"""Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed; and
+where that of a step goes. And passes with drafts: what each gave, and how quick they are."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from nanoinfer.cache.memory_pool import ReqToTokenPool
+from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.llm import LLM
 from nanoinfer.model.attention import select_attention_backend
@@ -19,7 +20,7 @@ from nanoinfer.model.graph_runner import CapturedGraph, GraphRunner
 from nanoinfer.model.kernels.functions import Function
 from nanoinfer.model.kernels.program import Program
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.model.lora.adapter import Adapter
+from nanoinfer.model.lora.adapter import Adapter, random_adapter
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.sampling import sampler
@@ -208,3 +209,74 @@ def speed_of(engines: Mapping[str, LLM], task: str, text: str) -> dict[str, floa
     print(f"{task:8} {len(reply.token_ids)} tokens in {passes} passes; {drafts}")
     print(f"         same text: {len({*replies.values()}) == 1}; {reply.text[:90]!r} ...")
     return rates
+
+
+PARTS = {  # of a step: the object and its method
+    "schedule": ("scheduler", "schedule"),
+    "forward pass": ("model_runner", "forward_batch"),
+    "sample": ("sampler", "sample"),
+    "process": ("scheduler", "process_batch_result"),
+}
+
+
+def step_parts(engine: Engine, prompt: str, params: SamplingParams, runs: int = 12) -> dict[str, float]:
+    """Microseconds per token in a DECODE step of one request, by part: the median of all steps of some runs."""
+    spent, steps = dict.fromkeys(PARTS, 0.0), []
+
+    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*arguments)
+            spent[part] += time.perf_counter() - start
+            return result
+
+        return wrapper
+
+    for part, (owner, method) in PARTS.items():
+        each = getattr(engine, owner)
+        setattr(each, method, timed(part, getattr(each, method)))
+    for _ in range(runs):
+        engine.add_request(prompt, params)
+        (output,) = engine.step()  # the EXTEND, which isn't counted
+        while not output.finished:
+            spent.update(dict.fromkeys(PARTS, 0.0))
+            before, start = len(output.token_ids), time.perf_counter()
+            (output,) = engine.step()
+            whole, made = time.perf_counter() - start, len(output.token_ids) - before
+            steps.append([1e6 * each / made for each in (*spent.values(), whole - sum(spent.values()))])
+    return dict(zip((*PARTS, "the rest"), np.median(steps, axis=0).tolist(), strict=True))
+
+
+def roofline_points(model: LoadedModel, requests: int) -> dict[str, tuple[str, float, float, float]]:
+    """For each product of a DECODE pass in float32: label, operations, bytes and seconds, the median of the layers."""
+    c, spans = model.config, DecodePass(model, requests).times_replayed(8).spans
+    queries, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    products = {  # inputs, outputs
+        "qkv_proj": (c.hidden_size, queries + 2 * kv),
+        "o_proj": (queries, c.hidden_size),
+        "gate_up_proj": (c.hidden_size, 2 * c.intermediate_size),
+        "down_proj": (c.intermediate_size, c.hidden_size),
+        "lm_head": (c.hidden_size, c.vocab_size),
+    }
+    points = {}
+    for name, (inputs, outputs) in products.items():
+        seconds = float(np.median([span.end - span.start for span in spans if span.label.endswith(name)]))
+        numbers = inputs * outputs + requests * (inputs + outputs)
+        points[name] = f"T = {requests}", 2.0 * requests * inputs * outputs, 4.0 * numbers, seconds
+    return points
+
+
+def times_with_adapters(
+    model: LoadedModel, ranks: Sequence[int], distinct: Sequence[int], requests: int = 16
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """A DECODE pass in which `requests` requests have n of `distinct` adapters of a rank: (n, rank) → how many times as
+    long as the base model's, by the bytes of weights, A and B; and measured, the medians of passes that take turns."""
+    made = {rank: [random_adapter(model, rank, seed) for seed in range(max(distinct))] for rank in ranks}
+    numbers = {rank: sum(part.a.numel() + part.b.numel() for part in made[rank][0].parts.values()) for rank in ranks}
+    keys = [(n, rank) for n in distinct for rank in ranks]
+    passes = [DecodePass(model, requests)]
+    passes += [DecodePass(model, requests, adapters=[made[rank][i % n] for i in range(requests)]) for n, rank in keys]
+    rounds = [[each.times_replayed(3).seconds for each in passes] for _ in range(8)]
+    base, *others = np.median(rounds, axis=0).tolist()
+    by_bytes = {(n, rank): 1 + n * numbers[rank] / model.model.num_parameters for n, rank in keys}
+    return by_bytes, {key: each / base for key, each in zip(keys, others, strict=True)}

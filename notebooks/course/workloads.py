@@ -36,6 +36,7 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.outputs import RequestOutput
 from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.retraction import INITIAL_RATIO
 from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.viz.overview import timeline
 from nanoinfer.viz.trace import Trace, record
@@ -95,9 +96,16 @@ def new_engine(
 
 
 def serve(
-    workload: Sequence[Request], scheduler: Callable[..., Scheduler] = Scheduler, traced: bool = True, **settings: Any
+    workload: Sequence[Request],
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    traced: bool = True,
+    aside: float | None = None,
+    **settings: Any,
 ) -> Run:
-    """Run a workload, given in order of arrival, step by step until every request has ended."""
+    """Run a workload, given in order of arrival, step by step until every request has ended. `aside`: the share of what
+    requests may still make that admission sets aside at first; 1 stays 1, others fall and rise (NewTokenRatio)."""
+    if aside is not None:
+        settings["schedule_conservativeness"] = 11 if aside == 1 else max(aside, 0.001) / INITIAL_RATIO
     run = Run(new_engine(scheduler, **settings))
     engine, arriving, step = run.engine, deque(workload), 0
     with record(engine) if traced else nullcontext() as run.trace:
@@ -248,6 +256,12 @@ class Figures:
         good = sum(limits.hold(each) for each in timed) / len(timed)
         tokens = sum(len(each.times) for each in timed)
         return cls(first50, first99, gap50, gap99, tokens / seconds, len(timed) / seconds, good, len(timed))
+
+    def __str__(self) -> str:
+        return (
+            f"p50 and p99 of the first token {self.ttft_p50:.2f} and {self.ttft_p99:.2f} s, "
+            f"of gaps {1e3 * self.gap_p50:.0f} and {1e3 * self.gap_p99:.0f} ms, {self.throughput:.0f} tokens per second"
+        )
 
 
 def load_row(name: str, f: Figures) -> str:

@@ -1,16 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("4.2",
-     "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
-     "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
-     "    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)\n"
-     "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
-     "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
-     "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
-    ("6.3",
-     "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
-     "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
     ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
@@ -20,18 +10,6 @@ OTHERS: list[tuple[str, str]] = [
      "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
      "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
      "        n += 1\n    return n\n"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
-     "weight.tensor_split(parts, 1))])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
-     "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
-     "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
     ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
