@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of
+from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of, renders_tools
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import as_api_error, bad_request
 from nanoinfer.server.generation import GenerationRequest
@@ -32,12 +32,13 @@ ANY_OBJECT = {"type": "object"}
 class Tools:
     """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
     of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
-    `parallel`: whether there may be several calls."""
+    `parallel`: whether there may be several calls. `schemas`: as `must_call`, of all functions."""
 
     definitions: list[dict[str, Any]] | None = None
     must_call: Mapping[str, Any] | None = None
     is_named: bool = False
     parallel: bool = True
+    schemas: Mapping[str, Any] | None = None
 
 
 class ParsedFields:
@@ -233,8 +234,11 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
         raise bad_request("tool_choice: needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return Tools()
+    if not renders_tools(service.tokenizer):
+        message = "tools: this model's chat template does not show tools to the model"
+        raise bad_request(message, "tools", "unsupported_field")
     if format_of(service.tokenizer) is None:
-        message = "tools: the format in which this model's chat template writes tool calls is not known"
+        message = "tools: the format in which this model writes tool calls is not known; --tool-call-parser names one"
         raise bad_request(message, "tools", "unsupported_field")
     functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.tools}
     if len(functions) < len(body.tools):  # nobody could tell which is called
@@ -242,10 +246,10 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
     parallel = body.parallel_tool_calls is not False
     if choice in ("auto", "required"):
-        return Tools(definitions, functions if choice == "required" else None, parallel=parallel)
+        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, schemas=functions)
     for name in functions:
         if choice == {"type": "function", "function": {"name": name}}:
-            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False)
+            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, schemas=functions)
     known = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': one of tools}}"
     raise bad_request(f"tool_choice: must be {known}", "tool_choice")
 
@@ -255,7 +259,7 @@ def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]
     does not see them."""
     call_format, reasoning = format_of(service.tokenizer), reasoning_of(service.tokenizer)
     tags = {*call_format.tags} if call_format and tools.definitions is not None else set[str]()
-    tags |= {reasoning.begin, reasoning.end} if reasoning else set()
+    tags |= {*reasoning.tags} if reasoning else set()
     if body.skip_special_tokens is False or not tags:
         return []
     special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))

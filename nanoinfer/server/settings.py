@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanoinfer.cache.block_events import check_block_size
+from nanoinfer.requests.tool_calls.registry import CALL_FORMATS, REASONING_FORMATS
 
 WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_requests")
 SECONDS = ("preparation_timeout_s", "drain_timeout_s")
@@ -31,6 +32,9 @@ class ServerSettings:
 
     What it is called: `served_model_name`. None: the name with which the model was loaded.
 
+    How replies are read (`requests/tool_calls/registry.py` has the names): `tool_call_parser`, `reasoning_parser`. None:
+    the chat template says it.
+
     How much:
     - `max_body_bytes`: of one request.
     - `max_completions`: prompts of one request, times `n`. `max_logprobs`: log-probabilities per token.
@@ -51,6 +55,8 @@ class ServerSettings:
     show_prompts: bool = False
     event_block_size: int | None = None
     served_model_name: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     max_body_bytes: int = 8 * 2**20
     max_completions: int = 256
     max_logprobs: int = 20
@@ -69,6 +75,10 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r}: must be a number of seconds above 0")
+        for name, formats in (("tool_call_parser", CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            known = [each.name for each in formats]
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
         for name in NAMES:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) and each.strip() for each in value):

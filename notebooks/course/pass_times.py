@@ -19,7 +19,7 @@ from nanoinfer.model.graph_runner import CapturedGraph, GraphRunner
 from nanoinfer.model.kernels.functions import Function
 from nanoinfer.model.kernels.program import Program
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.model.lora.adapter import Adapter
+from nanoinfer.model.lora.adapter import Adapter, random_adapter
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.sampling_params import SamplingParams
@@ -198,3 +198,19 @@ def roofline_points(model: LoadedModel, requests: int) -> dict[str, tuple[str, f
         numbers = inputs * outputs + requests * (inputs + outputs)
         points[name] = f"T = {requests}", 2.0 * requests * inputs * outputs, 4.0 * numbers, seconds
     return points
+
+
+def times_with_adapters(
+    model: LoadedModel, ranks: Sequence[int], distinct: Sequence[int], requests: int = 16
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """A DECODE pass in which `requests` requests have n of `distinct` adapters of a rank: (n, rank) → how many times as
+    long as the base model's, by the bytes of weights, A and B; and measured, the medians of passes that take turns."""
+    made = {rank: [random_adapter(model, rank, seed) for seed in range(max(distinct))] for rank in ranks}
+    numbers = {rank: sum(part.a.numel() + part.b.numel() for part in made[rank][0].parts.values()) for rank in ranks}
+    keys = [(n, rank) for n in distinct for rank in ranks]
+    passes = [DecodePass(model, requests)]
+    passes += [DecodePass(model, requests, adapters=[made[rank][i % n] for i in range(requests)]) for n, rank in keys]
+    rounds = [[each.times_replayed(3).seconds for each in passes] for _ in range(8)]
+    base, *others = np.median(rounds, axis=0).tolist()
+    by_bytes = {(n, rank): 1 + n * numbers[rank] / model.model.num_parameters for n, rank in keys}
+    return by_bytes, {key: each / base for key, each in zip(keys, others, strict=True)}

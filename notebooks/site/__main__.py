@@ -29,12 +29,19 @@ PAGES = (
     *("notebooks/*.ipynb", "notebooks/demos/*.ipynb"),
 )
 BESIDE = ("data/trace/example.*", "data/trace/*.gif", "data/bench/*.png", "notebooks/explorables/*.html")
-TREES = {  # what is below a page, in the bar on the left; below the front page: in the bar at the top
-    "index": "notebooks/README notebooks/handbook/usage notebooks/explorables/README notebooks/site/api data/bench/README "
-    "notebooks/glossary",
-    "notebooks/README": "00_* short_way [0-2]?_* demos/* teaching",
-    "notebooks/handbook/usage": "structured_output server cache cluster tensor_parallel ascend architecture contributing",
-    "data/bench/README": "cluster ../README",
+TREES = {  # what is below a page, in the bar on the left
+    "index": [
+        "Notebooks <notebooks/README>",
+        "Teaching <notebooks/teaching>",
+        "Interactive figures <notebooks/explorables/README>",
+        "Handbook <notebooks/handbook/usage>",
+        "notebooks/site/api",
+        "data/bench/README",
+        "Glossary <notebooks/glossary>",
+    ],
+    "notebooks/README": ["00_*", "short_way", "[0-2]?_*", "demos/*"],
+    "notebooks/handbook/usage": ["structured_output", "server", "cache", "cluster", "*"],
+    "data/bench/README": ["cluster", "../README"],
 }
 FRAME = re.compile(r'(?:<style>[^<]*</style>)?<iframe(?: class="interactive")? srcdoc="([^"]*)" sandbox="[^"]*"')
 IMAGE = re.compile(r'(?<=<img)([^>]*?) src="data:image/png;base64,([^"]*)"')
@@ -68,7 +75,7 @@ def stage(folder: Path, only: Collection[str] = ()) -> None:
         else:
             text = markdown(source.read_text(encoding="utf-8"), page.name)
             if name in TREES:
-                text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(TREES[name].split()) + "\n```\n"
+                text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(TREES[name]) + "\n```\n"
         if name == "index":
             text = re.sub(r"^!\[.*\n", rf"\g<0>\n{PLAYER}\n", text, count=1, flags=re.MULTILINE)
         target.write_text(text, encoding="utf-8")
@@ -145,7 +152,7 @@ def catalogues(folder: Path) -> None:
     stage(folder, TRANSLATED)
     run(folder, folder / "pot", "gettext", "en")
     (folder / "pot/notebooks/short_way.pot").unlink()  # its texts are 00's
-    update(str(LOCALE), str(folder / "pot"), ["zh_CN"], line_width=120)
+    update(str(LOCALE), str(folder / "pot"), ["zh_CN"], line_width=120, ignore_obsolete=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-REPOSITORY = "https://github.com/nanoinfer/nanoinfer"  # where files that are no pages are; a fork changes it
+REPOSITORY = os.environ.get("REPOSITORY", "https://github.com/nanoinfer/nanoinfer")  # where files that are no pages are
 ROOT = Path(__file__).parents[2]
 LOCALE = ROOT / "notebooks" / "locale"
 PO = LOCALE / "zh_CN" / "LC_MESSAGES"
@@ -25,7 +25,7 @@ WORDS_PER_MINUTE = 200
 WORD = re.compile(r"^\| (?!word \||---)(.+?) \| (.+?) \|", re.MULTILINE)
 RUN = ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -e .", ".venv/bin/jupyter lab {}")
 TEXTS = {  # of the line above each page: minutes, the way to run it, and the other language: its name, code and place
-    "en": ("{} minutes", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
+    "en": ("{} min", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
     "zh_CN": ("阅读约 {} 分钟", "运行此笔记本", "在仓库的克隆中执行：", "English", "en", "../"),
 }
 
@@ -36,27 +36,21 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "Imports"
 nitpicky = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 gettext_compact = gettext_location = False
 gettext_last_translator = gettext_language_team = ""
-html_theme = "pydata_sphinx_theme"
+html_theme = "furo"
 html_title = "nanoinfer"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_js_files = [("frames.js", {"defer": "defer"})]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_copy_source = False
-html_search_language = "en"  # Chinese words are found, too; Sphinx's search for them needs jieba
-html_theme_options = {
-    "icon_links": [{"name": "GitHub", "url": REPOSITORY, "icon": "fa-brands fa-github"}],
-    "navbar_align": "left",
-    "header_links_before_dropdown": 6,
-    "show_toc_level": 2,
-    "secondary_sidebar_items": ["page-toc"],
-    "footer_start": [],
-    "footer_end": [],
-}
+html_show_copyright = False
+html_search_language = "en"  # Chinese words are found, too; Sphinx's own search for them needs jieba
 
 
 def source_of(docname: str) -> str:
@@ -163,7 +157,8 @@ def finish(app: Sphinx, docname: str, template: str, context: dict[str, Any], do
         line += f'<details class="run"><summary>{run}</summary><p>{where}</p><pre>{commands}</pre></details>'
     if app.config.language != "en" and docname not in TRANSLATED:
         context["body"] = f'<div lang="en">{context["body"]}</div>'
-    context["body"] = context["body"].replace("</h1>", f"</h1>{line}", 1)
+    body = context["body"].replace(' aria-label="Toggle hidden content"', "")  # there is text
+    context["body"] = body.replace("</h1>", f"</h1>{line}", 1)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -107,9 +107,23 @@ def read_arguments(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
         yield from cursor.until(ends, cursor.add_arguments)
 
 
-def read_call(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
+def read_calls(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
+    """Read a list of calls, or one. Arguments as in `read_call`."""
+    yield from cursor.run()
+    is_list = yield from cursor.take("[")
+    while True:
+        yield from read_call(cursor, ends, strict)
+        yield from cursor.run()
+        if not is_list or not (yield from cursor.take(",")):
+            break
+    if is_list:
+        yield from cursor.take("]")
+
+
+def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
     """Read a call that is an object with `name` and `arguments` (or `parameters`), in any order, and other members that
-    mean nothing. NotACall where it is none. `ends`: see `read_arguments`."""
+    mean nothing. NotACall where it is none. `ends`: see `read_arguments`. `strict`: it must have arguments, and call a
+    function that is known: without a tag, any object might come."""
     before, name, held = cursor.calls, "", ""
     yield from cursor.run()
     if not (yield from cursor.take("{")):
@@ -126,18 +140,18 @@ def read_call(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
             elif key not in ARGUMENTS or held or cursor.calls > before:
                 yield from read_whole(cursor)
             elif name and (yield from cursor.peek()) == "{":
-                cursor.begin(name)
+                cursor.begin(name, strict)
                 yield from read_arguments(cursor, ends)
             else:
                 held = _as_object((yield from read_whole(cursor)))
             if held and name and cursor.calls == before:
-                cursor.begin(name)
+                cursor.begin(name, strict)
                 cursor.add_arguments(held)
     except NotACall:
         if cursor.calls == before:
             raise
     if cursor.calls == before:
-        if not name:
+        if not name or strict:
             raise NotACall
         cursor.begin(name)
         cursor.add_arguments("{}")

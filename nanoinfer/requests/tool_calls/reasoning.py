@@ -26,6 +26,11 @@ class ReasoningFormat:
         last = [int(token) for token in prompt_ids[-16:]]
         return tokenizer.decode(last, skip_special_tokens=False).rstrip().endswith(self.begin)
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags that have a meaning."""
+        return self.begin, self.end
+
     def read(self, cursor: Cursor, hidden: Sequence[str] = ()) -> Reads[None]:
         """Read a thought whose first tag has been read, and what is between it and the answer. Newlines around a thought
         belong to neither: templates write them. `hidden`: see ReplyParser."""

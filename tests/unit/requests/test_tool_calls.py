@@ -40,7 +40,8 @@ def calls_of(parts: list[Part]) -> list[tuple[str, str]]:
     calls, ids = list[tuple[str, str]](), set()
     for part in parts:
         if isinstance(part, CallBegin):
-            assert (part.index, part.id[:5]) == (len(calls), "call_")
+            assert part.index == len(calls)
+            assert part.id.startswith("call_") or (len(part.id) == 9 and part.id.isalnum())
             ids.add(part.id)
             calls.append((part.name, ""))
         elif isinstance(part, Arguments | CallEnd):
