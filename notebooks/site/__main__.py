@@ -129,29 +129,32 @@ def change(notebook: dict[str, Any], page: str, beside: Path) -> None:
                 data["text/html"] = FRAME.sub(frame, IMAGE.sub(picture, shown))
 
 
-def run(folder: Path, out: Path, builder: str, language: str) -> int:
-    """Sphinx's exit status; a warning is an error. It says only what is wrong."""
+def run(folder: Path, builder: str, language: str) -> int:
+    """Sphinx's exit status; a warning is an error. From `folder`/pages into `folder`/`language`/`builder`."""
+    pages, work = folder / "pages", folder / language
     settings = {
-        "html_extra_path": [str(folder / "extra")],
+        "html_extra_path": [str(pages / "extra")],
         "locale_dirs": [str(folder / "locale")],
         "language": language,
     }
-    said = sys.stderr if builder == "html" else None
+    said = sys.stderr if builder == "html" else None  # the templates are of some pages only, whose links lead nowhere
     with docutils_namespace():
         app = Sphinx(
-            folder, HERE, out, folder / language, builder, settings, status=None, warning=said, warningiserror=True
+            *(pages, HERE, work / builder, work / "doctrees", builder, settings),
+            status=None,
+            warning=said,
+            warningiserror=True,
         )
         app.build()
     return app.statuscode
 
 
-def catalogues(folder: Path) -> Path:
-    """The folder, in `folder`, of a template (.pot) for each translated page: the texts that Sphinx finds in it now."""
-    stage(folder, TRANSLATED)
-    templates = folder / "templates"
-    run(folder, templates, "gettext", "en")
-    (templates / "notebooks/short_way.pot").unlink()  # its texts are 00's
-    return templates
+def templates(folder: Path) -> Path:
+    """A folder with a template (.pot) for each translated page: the texts that Sphinx finds in it now."""
+    stage(folder / "pages", TRANSLATED)
+    run(folder, "gettext", "en")
+    (folder / "en/gettext/notebooks/short_way.pot").unlink()  # its texts are 00's
+    return folder / "en/gettext"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -164,16 +167,18 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if options.catalogues:
-            update(str(LOCALE), str(catalogues(folder)), ["zh_CN"], line_width=120, ignore_obsolete=True)
+            update(str(LOCALE), str(templates(folder)), ["zh_CN"], line_width=120, ignore_obsolete=True)
             return 0
-        stage(folder)
+        stage(folder / "pages")
         shutil.copytree(LOCALE, folder / "locale")
         staged_po = folder / "locale" / PO.relative_to(LOCALE) / "notebooks"
         shutil.copyfile(staged_po / "00_start_here.po", staged_po / "short_way.po")
+        places = {"en": options.out, "zh_CN": options.out / "zh"}
         with ProcessPoolExecutor() as pool:
-            english = pool.submit(run, folder, options.out, "html", "en")
-            chinese = pool.submit(run, folder, options.out / "zh", "html", "zh_CN")
-        return max(english.result(), chinese.result())
+            failed = any(pool.map(run, [folder] * 2, ["html"] * 2, places))
+        for language, place in places.items():
+            shutil.copytree(folder / language / "html", place, dirs_exist_ok=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
