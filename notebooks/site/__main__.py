@@ -44,7 +44,7 @@ TREES = {  # what is below a page, in the bar on the left
     "data/bench/README": ["cluster", "../README"],
 }
 FRAME = re.compile(r'(?:<style>[^<]*</style>)?<iframe(?: class="interactive")? srcdoc="([^"]*)" sandbox="[^"]*"')
-IMAGE = re.compile(r'(?<=<img)([^>]*?) src="data:image/png;base64,([^"]*)"')
+IMAGE = re.compile(r'<img([^>]*?) width="(\d+)"[^>]*? src="data:image/png;base64,([^"]*)">')
 FOLDED = re.compile(r"<details><summary>(.*?)</summary>\n(.*?)</details>", re.DOTALL)
 FRAGMENT = re.compile(r"(?<=\]\()(?!https?:)([^)\s#]*#)([^)\s]+)(?=\))")
 SHORT_WAY = re.compile(r"^##(# A short way through.*?)\n\nThere are three demos", re.DOTALL | re.MULTILINE)
@@ -82,17 +82,14 @@ def stage(folder: Path, only: Collection[str] = ()) -> None:
 
 
 def markdown(text: str, page: str) -> str:
-    """What GitHub shows, for MyST: fragments as its headings have them, and folded answers as admonitions."""
-    text = FRAGMENT.sub(lambda link: (link[1] if link[1] != "#" else f"{page}#") + slug(link[2]), text)
-    return FOLDED.sub(
-        lambda match: f"::::{{admonition}} {plain(match[1])}\n:collapsible: closed\n{match[2]}\n::::", text
-    )
+    """Links lead to the headings that MyST names, and `page` itself is named, for a text that another page shows, too."""
+    return FRAGMENT.sub(lambda link: (link[1] if link[1] != "#" else f"{page}#") + slug(link[2]), text)
 
 
-def plain(summary: str) -> str:
-    """The HTML of a summary as Markdown, in one line."""
-    text = re.sub(r"</?code>", "`", re.sub(r"</?(i|em)>", "*", summary))
-    return html.unescape(" ".join(text.split()))
+def folded(answer: re.Match[str]) -> str:
+    """What is folded on GitHub as an admonition, so that Sphinx knows its summary as a text."""
+    summary = re.sub(r"</?code>", "`", re.sub(r"</?(i|em)>", "*", " ".join(answer[1].split())))
+    return f"::::{{admonition}} {html.unescape(summary)}\n:collapsible: closed\n{answer[2]}\n::::"
 
 
 def change(notebook: dict[str, Any], page: str, beside: Path) -> None:
@@ -105,16 +102,18 @@ def change(notebook: dict[str, Any], page: str, beside: Path) -> None:
         return name
 
     def picture(image: re.Match[str]) -> str:
-        content = base64.b64decode(image[2])
+        content = base64.b64decode(image[3])
         width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))  # of a PNG
-        return f'{image[1]} src="{file(content, ".png")}" loading="lazy" style="aspect-ratio: {width} / {height}"'
+        size = f'width="{image[2]}" height="{int(image[2]) * height // width}"'
+        name = file(content, ".png")
+        return f'<a href="{name}"><img{image[1]} {size} src="{name}" loading="lazy"></a>'
 
     def frame(iframe: re.Match[str]) -> str:
         return f'<iframe src="{file(html.unescape(iframe[1]).encode(), ".html")}" loading="lazy"'
 
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            set_source(cell, markdown(source_of(cell), page))
+            set_source(cell, FOLDED.sub(folded, markdown(source_of(cell), page)))
             continue
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"]["tags"] = ["hide-input"]
@@ -130,29 +129,32 @@ def change(notebook: dict[str, Any], page: str, beside: Path) -> None:
                 data["text/html"] = FRAME.sub(frame, IMAGE.sub(picture, shown))
 
 
-def run(folder: Path, out: Path, builder: str, language: str) -> int:
-    """Sphinx's exit status; a warning is an error. It says only what is wrong."""
+def run(folder: Path, builder: str, language: str) -> int:
+    """Sphinx's exit status; a warning is an error. From `folder`/pages into `folder`/`language`/`builder`."""
+    pages, work = folder / "pages", folder / language
     settings = {
-        "html_extra_path": [str(folder / "extra")],
+        "html_extra_path": [str(pages / "extra")],
         "locale_dirs": [str(folder / "locale")],
         "language": language,
     }
-    said = sys.stderr if builder == "html" else None
+    said = sys.stderr if builder == "html" else None  # the templates are of some pages only, whose links lead nowhere
     with docutils_namespace():
         app = Sphinx(
-            folder, HERE, out, folder / language, builder, settings, status=None, warning=said, warningiserror=True
+            *(pages, HERE, work / builder, work / "doctrees", builder, settings),
+            status=None,
+            warning=said,
+            warningiserror=True,
         )
         app.build()
     return app.statuscode
 
 
-def catalogues(folder: Path) -> None:
-    """The texts of the translated pages in notebooks/locale as the pages have them now. New and changed ones wait there for
-    a translation: without one, or marked as fuzzy."""
-    stage(folder, TRANSLATED)
-    run(folder, folder / "pot", "gettext", "en")
-    (folder / "pot/notebooks/short_way.pot").unlink()  # its texts are 00's
-    update(str(LOCALE), str(folder / "pot"), ["zh_CN"], line_width=120, ignore_obsolete=True)
+def templates(folder: Path) -> Path:
+    """A folder with a template (.pot) for each translated page: the texts that Sphinx finds in it now."""
+    stage(folder / "pages", TRANSLATED)
+    run(folder, "gettext", "en")
+    (folder / "en/gettext/notebooks/short_way.pot").unlink()  # its texts are 00's
+    return folder / "en/gettext"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -165,16 +167,18 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if options.catalogues:
-            catalogues(folder)
+            update(str(LOCALE), str(templates(folder)), ["zh_CN"], line_width=120, ignore_obsolete=True)
             return 0
-        stage(folder)
+        stage(folder / "pages")
         shutil.copytree(LOCALE, folder / "locale")
         staged_po = folder / "locale" / PO.relative_to(LOCALE) / "notebooks"
         shutil.copyfile(staged_po / "00_start_here.po", staged_po / "short_way.po")
+        places = {"en": options.out, "zh_CN": options.out / "zh"}
         with ProcessPoolExecutor() as pool:
-            english = pool.submit(run, folder, options.out, "html", "en")
-            chinese = pool.submit(run, folder, options.out / "zh", "html", "zh_CN")
-        return max(english.result(), chinese.result())
+            failed = any(pool.map(run, [folder] * 2, ["html"] * 2, places))
+        for language, place in places.items():
+            shutil.copytree(folder / language / "html", place, dirs_exist_ok=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
