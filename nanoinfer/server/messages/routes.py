@@ -22,9 +22,9 @@ def messages_routes(service: Service) -> APIRouter:
         """Write the assistant's next turn: thoughts, text and uses of tools."""
         with renamed(NAMES):
             chat = as_chat(body)
-        request, tools = await through_chat(service, chat, NAMES, body.max_tokens)
-        formatter = MessagesFormatter(service, body, chat, request, tools, context_of(http.scope).request_id)
-        return await respond(service, http, request, formatter, body.stream)
+            request, tools = await through_chat(service, chat, NAMES, body.max_tokens)
+            formatter = MessagesFormatter(service, body, chat, request, tools, context_of(http.scope).request_id)
+            return await respond(service, http, request, formatter, body.stream)
 
     @router.post(f"{PATH}/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:

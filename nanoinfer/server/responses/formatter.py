@@ -21,6 +21,10 @@ from nanoinfer.server.service import Service
 
 Keep = Callable[[dict[str, Any]], None]
 ENCRYPTED = "reasoning.encrypted_content"  # in `include`; see `thought_of`
+# Fields of a response: those of the request, those of its SamplingParams, and those that are null until they are told.
+SAME = ("instructions", "previous_response_id", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
+SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+UNSET = ("completed_at", "error", "incomplete_details", "usage", "max_tool_calls")
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # an item with text → the type of its one part
 
 
@@ -75,6 +79,8 @@ class ResponsesFormatter(ResponseFormatter):
         if error is None:
             response = self._finished(generation)
             return self._event(response["status"], response=response) + DONE
+        if self._is_open:
+            self._output[-1]["status"] = "incomplete"
         code = "invalid_prompt" if error.status < 500 else "server_error"
         told = {"error": {"code": code, "message": error.message}, "usage": self._usage(generation)}
         return self._event("failed", response=self._response("failed", **told)) + DONE
@@ -197,44 +203,34 @@ class ResponsesFormatter(ResponseFormatter):
     def _response(self, status: str, **told: Any) -> dict[str, Any]:
         """The response now: what was asked for, and the output so far."""
         body, params = self._body, self.request.params
-        effort = body.reasoning and body.reasoning.effort
-        format_: dict[str, Any] = {"type": "text"}
-        if body.text is not None and body.text.format is not None:
-            format_ = {**body.text.format.model_dump(by_alias=True, exclude_none=True)}
-            if format_["type"] == "json_schema":
-                format_ = {"name": "schema", "description": None, "strict": True, **format_}
         return {
             "id": self.answer_id,
             "object": "response",
             "created_at": self.created,
-            "completed_at": None,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
             "model": self.request.model,
-            "instructions": body.instructions,
-            "previous_response_id": body.previous_response_id,
+            "status": status,
             "output": self._output,
+            **{name: getattr(body, name) for name in SAME},
+            **{name: getattr(params, name) for name in SAMPLING},
+            **dict.fromkeys(UNSET),
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "text": {"format": format_},
-            "reasoning": {"effort": effort, "summary": None},
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "frequency_penalty": params.frequency_penalty,
-            "presence_penalty": params.presence_penalty,
+            "text": {"format": _text_format(body)},
+            "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "top_logprobs": body.top_logprobs or 0,
-            "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
-            "truncation": "disabled",
+            "metadata": body.metadata or {},
             "store": self._keep is not None,
+            "truncation": "disabled",
             "background": False,
             "service_tier": "default",
-            "metadata": body.metadata or {},
-            "user": body.user,
-            "safety_identifier": body.safety_identifier,
-            "prompt_cache_key": body.prompt_cache_key,
-            "usage": None,
             **told,
         }
+
+
+def _text_format(body: ResponsesRequest) -> dict[str, Any]:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    given = body.text.format.model_dump(by_alias=True, exclude_none=True)
+    more = {"name": "schema", "description": None, "strict": True} if given["type"] == "json_schema" else {}
+    return {**more, **given}

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from nanoinfer.server.chat_path import through_chat
+from nanoinfer.server.chat_path import renamed, through_chat
 from nanoinfer.server.errors import ApiError, bad_request
 from nanoinfer.server.generation_response import respond
 from nanoinfer.server.responses.formatter import ResponsesFormatter
@@ -26,16 +26,17 @@ def responses_routes(service: Service) -> APIRouter:
     async def create(body: ResponsesRequest, http: Request) -> Response:
         """Write what follows a conversation of items: thoughts, text and calls of functions."""
         items = conversation_of(store, body)
-        chat = chat_of(body, items)
         is_stored = body.store is not False and service.settings.store_responses > 0
         inputs = [as_stored(item) for item in items] if is_stored else []
 
         def keep(response: dict[str, Any]) -> None:
             store.add(response, inputs)
 
-        request, tools = await through_chat(service, chat, NAMES)
-        formatter = ResponsesFormatter(service, body, chat, request, tools, keep if is_stored else None)
-        return await respond(service, http, request, formatter, body.stream)
+        with renamed(NAMES):
+            chat = chat_of(body, items)
+            request, tools = await through_chat(service, chat, NAMES)
+            formatter = ResponsesFormatter(service, body, chat, request, tools, keep if is_stored else None)
+            return await respond(service, http, request, formatter, body.stream)
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(response_id: str, stream: bool = False) -> dict[str, Any]:
