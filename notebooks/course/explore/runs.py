@@ -120,13 +120,3 @@ def tree_root(
         )
 
     return node(state.root)
-
-
-def prompts_note(trace: Trace) -> str:
-    """Which request asks what."""
-    texts = trace.texts
-    said = []
-    for request in trace.requests:
-        text = "".join(texts.get(token, f" {token}") for token in request.prompt[1:])
-        said.append(f"{request.name}: “{text if len(text) <= 90 else text[:87] + '…'}”")
-    return " · ".join(said)
