@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds to finish requests (default: 30)")
     add("--max-requests", type=int, default=4096, metavar="N", help="most requests at a time (default: 4096)")
+    add("--store-responses", type=int, default=256, metavar="N", help="/v1/responses keeps so many (default: 256)")
     add("--show-prompts", action="store_true", help="the log has prompts, and the live page shows everybody's")
     add("--event-block-size", type=int, metavar="N", help="/block_events tells what the tree holds, in such blocks")
     add = parser.add_argument_group("cluster (pip install nanoinfer[cluster])").add_argument
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
         max_requests=args.max_requests,
+        store_responses=args.store_responses,
     )
     if args.replicas is None and (given := [name for name in NEED_REPLICAS if getattr(args, name) is not None]):
         raise ValueError(f"--{given[0].replace('_', '-')}: needs --replicas N")

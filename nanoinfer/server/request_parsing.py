@@ -99,8 +99,11 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
     return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
 
 
-async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> GenerationRequest:
-    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call."""
+async def chat_request(
+    service: Service, body: ChatRequest, tools: Tools, default: int | None = None
+) -> GenerationRequest:
+    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call; `default`: of tokens, where
+    it names no number; None: the rest of the context."""
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise bad_request("max_completion_tokens: differs from max_tokens, its other name", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
@@ -115,7 +118,7 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
         fields.values["reasoning"] = reasoning.state(service.tokenizer, prompt)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     fields.names["logprobs"] = "top_logprobs"
-    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
+    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, default, body.n, body.cache_salt)
 
 
 def make_request(
