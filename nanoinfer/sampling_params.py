@@ -105,7 +105,7 @@ class SamplingParams:
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | strings | the output is one of them |
-    | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
+    | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as the chat template has them |
     | `parallel_tool_calls` | bool | False: the first call is the end, whether `tool_calls` demands one or it just comes |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging

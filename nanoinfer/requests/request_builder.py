@@ -14,7 +14,8 @@ from nanoinfer.requests.req import Req
 from nanoinfer.requests.request import Prompt, Request, check_extra_key, got
 from nanoinfer.requests.seeds import derived_seed
 from nanoinfer.requests.tokenizer import IncrementalDetokenizer, Tokenizer, check_length
-from nanoinfer.requests.tool_calls import HERMES, CallParser, format_of, opens_thought
+from nanoinfer.requests.tool_calls.registry import HERMES, format_of, reasoning_of
+from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.sampling_params import Default, SamplingParams
 
 
@@ -180,8 +181,10 @@ class RequestBuilder:
             reqs.append(Req(request_id, prompt_ids, params, stops, own_seed, extra_key, detokenizer, adapter, matcher))
         return reqs
 
-    def _call_parser(self, prompt_ids: np.ndarray) -> CallParser:
-        return CallParser(opens_thought(self.tokenizer, prompt_ids), format_of(self.tokenizer) or HERMES)
+    def _call_parser(self, prompt_ids: np.ndarray) -> ReplyParser:
+        reasoning = reasoning_of(self.tokenizer)
+        is_thinking = reasoning is not None and reasoning.is_open(self.tokenizer, prompt_ids)
+        return ReplyParser(format_of(self.tokenizer) or HERMES, reasoning, is_thinking)
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)

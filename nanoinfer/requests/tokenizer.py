@@ -13,15 +13,19 @@ from nanoinfer.errors import ContextLengthError
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
-from nanoinfer.requests.tool_calls import CallParser, overlap
+from nanoinfer.requests.tool_calls.cursor import overlap
+from nanoinfer.requests.tool_calls.reply import ReplyParser, end_of_first_call
 
 TokenIds = Sequence[int] | np.ndarray
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what the engine needs."""
+    """A Hugging Face tokenizer, reduced to what the engine needs. `tool_call_parser`, `reasoning_parser`: names of formats
+    in `tool_calls/registry.py`, where the chat template does not say how the model writes."""
 
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     _decodes_itself = False  # whether its part in Rust, asked directly, decodes as the whole does
 
     def __init__(self, hf_tokenizer: Any):
@@ -158,10 +162,11 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         special_ids: frozenset[int] | None = None,
-        first_call: CallParser | None = None,
+        first_call: ReplyParser | None = None,
     ):
         self.stop_found: str | None = None
         self.call_found, self._first_call = False, first_call
+        self._given = 0  # characters that `first_call` has read
         self._tokenizer, self._stop, self._include_stop = tokenizer, stop, include_stop
         self._special = tokenizer.special_ids if special_ids is None else special_ids
         self._shows_special = not skip_special_tokens
@@ -213,11 +218,11 @@ class IncrementalDetokenizer:
         """`text` as far as the end of the first call, if that ends the text."""
         if self._first_call is None:
             return text
-        for each in self._first_call.read(text):
-            if not isinstance(each, str):
-                self.call_found = True
-                return text[: max(len(text) - len(self._first_call.held), 0)]
-        return text
+        self._given += len(text)
+        if (end := end_of_first_call(self._first_call, text)) is None:
+            return text
+        self.call_found = True
+        return text[: max(len(text) - (self._given - end), 0)]
 
     def _pass_over(self, token_id: int, look_for_stop: bool) -> str:
         """Add a special token that is not shown. Only if it is a stop string, there is text: what was held back."""

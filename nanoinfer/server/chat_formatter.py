@@ -3,11 +3,13 @@
 from typing import Any
 
 from nanoinfer.outputs import RequestOutput, StreamPiece
-from nanoinfer.requests.tool_calls import HERMES, CallParser, format_of, opens_thought
+from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
+from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
 from nanoinfer.server.generation import GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from nanoinfer.server.protocol import ChatRequest
+from nanoinfer.server.replies import Replies
 from nanoinfer.server.request_parsing import Tools
 from nanoinfer.server.service import Service
 
@@ -21,10 +23,8 @@ class ChatFormatter(ResponseFormatter):
         super().__init__(answer_id, request, service.token_names, body.include_usage)
         self._top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._wants_ids, self._prompt_top = bool(body.return_token_ids), body.prompt_logprobs
-        self._tools, self._parsers = tools, dict[int, CallParser]()  # by choice
-        self._call_format = format_of(service.tokenizer) or HERMES
-        may_think = tools.definitions is not None and tools.must_call is None
-        self._is_thinking = may_think and opens_thought(service.tokenizer, request.prompts[0])
+        self._tools, self._replies = tools, Replies(service, body, request, tools)
+        self._parsers: dict[int, ReplyParser] = {}  # by choice
         self._begun: set[int] = set()
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
@@ -37,13 +37,14 @@ class ChatFormatter(ResponseFormatter):
             role = {"role": "assistant", "content": None if self._tools.must_call else "", "refusal": None}
             ids = {"prompt_token_ids": list(self.request.prompts[0])} if self._wants_ids else {}
             events = self._delta(i, role, **ids)
-        delta, more = self._content(i, piece, reason is not None), dict[str, Any]()
+        (delta, *deltas), more = self._deltas(i, piece.text, reason is not None) or [{}], dict[str, Any]()
         if self._top_logprobs is not None and piece.logprobs:
             more["logprobs"] = chat_logprobs(self.names, piece.logprobs, self._top_logprobs)
         if self._wants_ids:
             more["token_ids"] = piece.token_ids
         if delta or any(more.values()):
             events += self._delta(i, delta, **more)
+        events += "".join([self._delta(i, each) for each in deltas])
         if reason is not None:
             calls = self._parsers[i].calls if i in self._parsers else 0
             events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
@@ -53,19 +54,19 @@ class ChatFormatter(ResponseFormatter):
         nothing = {"logprobs": None, "finish_reason": None, "stop_reason": None}
         return self.event({"index": i, "delta": delta, **nothing, **more})
 
-    def _content(self, i: int, piece: StreamPiece, last: bool) -> dict[str, Any]:
-        """A delta with text, and with tool calls where they may come."""
-        if self._tools.definitions is None:
-            return {"content": piece.text} if piece.text else {}
-        content, calls = self._read(i, piece.text, last)
-        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
-
-    def _read(self, i: int, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """What a piece of a choice's text adds: text outside of calls, as the client may see it, and whole calls."""
-        parts = list(self._parsers.setdefault(i, CallParser(self._is_thinking, self._call_format)).read(text, last))
-        content = "".join(part for part in parts if isinstance(part, str))
-        content = content if self._tools.hidden is None else self._tools.hidden.sub("", content)
-        return content, [part for part in parts if not isinstance(part, str)]
+    def _deltas(self, i: int, text: str, last: bool) -> list[dict[str, Any]]:
+        """What a piece of a choice's text adds. A delta has one kind of thing: not all clients look for more."""
+        if not self._replies.may_have_parts:
+            return [{"content": text}] if text else []
+        parser = self._parsers.setdefault(i, self._replies.parser())
+        deltas = list[dict[str, Any]]()
+        for delta in filter(None, map(_delta_of, parser.read(text, last))):
+            before = deltas[-1].get("tool_calls", ()) if deltas else ()
+            if before and delta.get("tool_calls", [{}])[0].get("index") == before[-1]["index"]:
+                before[-1]["function"]["arguments"] += delta["tool_calls"][0]["function"]["arguments"]
+            else:
+                deltas.append(delta)
+        return deltas
 
     def _reason(self, reason: str, calls: int) -> str:
         """OpenAI's: a call that the client has named is no reason of its own."""
@@ -73,13 +74,14 @@ class ChatFormatter(ResponseFormatter):
 
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         completion = output.outputs[k]
-        reason, content, calls = str(completion.finish_reason), completion.text, list[dict[str, Any]]()
-        if self._tools.definitions is not None:
-            content, calls = self._read(i, completion.text, last=True)
-            reason = self._reason(reason, len(calls))
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": [_without_index(call) for call in calls]}
+        reply = self._replies.whole(completion.text)
+        reason = self._reason(str(completion.finish_reason), len(reply.calls))
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        if reply.reasoning:
+            message |= _reasoning(reply.reasoning)
+        if reply.calls:
+            calls = [_call(call.id, call.name, call.arguments) for call in reply.calls]
+            message |= {"content": reply.text or None, "tool_calls": calls}
         logprobs = None
         if self._top_logprobs is not None:
             logprobs = chat_logprobs(self.names, completion.logprobs or [], self._top_logprobs)
@@ -97,5 +99,22 @@ class ChatFormatter(ResponseFormatter):
         return choice
 
 
-def _without_index(call: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in call.items() if name != "index"}
+def _delta_of(part: Part) -> dict[str, Any] | None:
+    if isinstance(part, Text):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return _reasoning(part.text)
+    if isinstance(part, CallBegin):
+        return {"tool_calls": [{"index": part.index, **_call(part.id, part.name, "")}]}
+    if isinstance(part, Arguments):
+        return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+    return None
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Under vLLM's present name, and the one that most clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

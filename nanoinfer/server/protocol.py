@@ -72,11 +72,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _check_text(name: str, value: Any) -> None:
-    """JSON can write half a surrogate pair (\\ud800), which no answer and no tokenizer could encode."""
+    """JSON can write half a surrogate pair (\\ud800), which no tokenizer could encode, and Python reads NaN."""
     try:
-        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
     except UnicodeEncodeError:
         raise PydanticCustomError("not_utf8", "must be text that can be encoded as UTF-8", {"field": name}) from None
+    except ValueError:
+        raise PydanticCustomError("not_json", "must not have NaN or infinity in it", {"field": name}) from None
     except RecursionError:
         raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 

@@ -2,7 +2,6 @@
 may call, rendered by its chat template, or must."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as repr_in_short
@@ -10,7 +9,7 @@ from typing import Any
 
 from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.tool_calls import CallFormat, format_of
+from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of, renders_tools
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import as_api_error, bad_request
 from nanoinfer.server.generation import GenerationRequest
@@ -33,14 +32,13 @@ ANY_OBJECT = {"type": "object"}
 class Tools:
     """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
     of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
-    `parallel`: whether there may be several calls. `hidden`: what of the text only the parser of calls may see: special
-    tokens, if tags of calls are among them."""
+    `parallel`: whether there may be several calls. `schemas`: as `must_call`, of all functions."""
 
     definitions: list[dict[str, Any]] | None = None
     must_call: Mapping[str, Any] | None = None
     is_named: bool = False
     parallel: bool = True
-    hidden: re.Pattern[str] | None = None
+    schemas: Mapping[str, Any] | None = None
 
 
 class ParsedFields:
@@ -96,8 +94,11 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
     return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
 
 
-async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> GenerationRequest:
-    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call."""
+async def chat_request(
+    service: Service, body: ChatRequest, tools: Tools, default: int | None = None
+) -> GenerationRequest:
+    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call; `default`: of tokens, where
+    it names no number; None: the rest of the context."""
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise bad_request("max_completion_tokens: differs from max_tokens, its other name", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
@@ -105,10 +106,12 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
     wanted = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     prompt = await encode_chat(service, body, tools)
     fields = ParsedFields(body)
+    if special_tags(service, body, tools):  # the parser of the reply must see them
+        fields.values["skip_special_tokens"] = False
     _restrict(fields, tools)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     fields.names["logprobs"] = "top_logprobs"
-    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
+    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, default, body.n, body.cache_salt)
 
 
 def make_request(
@@ -202,10 +205,8 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _restrict(fields: ParsedFields, tools: Tools) -> None:
-    """Add what makes the model call something, or only once, and what shows its calls. A call that must come is a grammar,
-    and ApiError where there is another one."""
-    if tools.hidden is not None:
-        fields.values["skip_special_tokens"] = False
+    """Add what makes the model call something, or only once. A call that must come is a grammar, and ApiError where there
+    is another one."""
     if tools.must_call is not None:
         fields.add("tools", "tool_calls", tools.must_call)
     if tools.definitions is not None:
@@ -236,27 +237,33 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
         raise bad_request("tool_choice: needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return Tools()
-    call_format = format_of(service.tokenizer)
-    if call_format is None:
-        message = "tools: the format in which this model's chat template writes tool calls is not known"
+    if not renders_tools(service.tokenizer):
+        message = "tools: this model's chat template does not show tools to the model"
+        raise bad_request(message, "tools", "unsupported_field")
+    if format_of(service.tokenizer) is None:
+        message = "tools: the format in which this model writes tool calls is not known; --tool-call-parser names one"
         raise bad_request(message, "tools", "unsupported_field")
     functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.tools}
     if len(functions) < len(body.tools):  # nobody could tell which is called
         raise bad_request("tools: two functions have the same name", "tools")
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    parallel, hidden = body.parallel_tool_calls is not False, _hidden(service, body, call_format)
+    parallel = body.parallel_tool_calls is not False
     if choice in ("auto", "required"):
-        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, hidden=hidden)
+        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, schemas=functions)
     for name in functions:
         if choice == {"type": "function", "function": {"name": name}}:
-            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, hidden=hidden)
+            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, schemas=functions)
     known = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': one of tools}}"
     raise bad_request(f"tool_choice: must be {known}", "tool_choice")
 
 
-def _hidden(service: Service, body: ChatRequest, call_format: CallFormat) -> re.Pattern[str] | None:
-    """See Tools."""
+def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]:
+    """All special tokens, if tags that mean something in the reply are among them. The text has them then, and the client
+    does not see them."""
+    call_format, reasoning = format_of(service.tokenizer), reasoning_of(service.tokenizer)
+    tags = {*call_format.tags} if call_format and tools.definitions is not None else set[str]()
+    tags |= {*reasoning.tags} if reasoning else set()
+    if body.skip_special_tokens is False or not tags:
+        return []
     special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))
-    if body.skip_special_tokens is False or not {*special} & {*call_format.tags}:
-        return None
-    return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))))
+    return special if {*special} & tags else []

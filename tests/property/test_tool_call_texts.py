@@ -1,4 +1,4 @@
-"""CallParser on any texts: what is read does not depend on how a text is cut, and is what was written."""
+"""ReplyParser on any texts: what is read does not depend on how a text is cut, and is what was written."""
 
 import json
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoinfer.requests.tool_calls import HERMES
+from nanoinfer.requests.tool_calls.registry import HERMES
 from tests.unit.requests.test_tool_calls import parse
 
 PARTS = ('{"name": "f"', ', "arguments": {"a": 1}', "}", "}", "{", '"', "\\", "\n", " ", "x", "<", "</to")
-CHUNKS = (*HERMES.tags, *HERMES.tags, *PARTS)
+TAGS = (*HERMES.tags, "<think>", "</think>")
+CHUNKS = (*TAGS, *TAGS, *PARTS)
 scraps = st.lists(st.sampled_from(CHUNKS) | st.text(max_size=3), max_size=20).map("".join)
-words = st.text(max_size=8) | st.sampled_from([*HERMES.tags, 'a"b', "{}", "\\"])
+words = st.text(max_size=8) | st.sampled_from([*TAGS, 'a"b', "{}", "\\"])
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
@@ -25,25 +26,20 @@ def cuts_of(data: st.DataObject, text: str) -> list[int]:
     return data.draw(st.lists(st.integers(0, len(text)), max_size=12))
 
 
-def seen(made: tuple[str, list[dict[str, Any]]]) -> tuple[str, list[dict[str, Any]]]:
-    content, calls = made
-    return content, [call["function"] for call in calls]
-
-
 @given(scraps, st.booleans(), st.data())
 def test_what_is_read_does_not_depend_on_how_the_text_is_cut(text: str, thinks: bool, data: st.DataObject) -> None:
-    whole = seen(parse(text, [], thinks))
-    assert seen(parse(text, cuts_of(data, text), thinks)) == whole
-    assert seen(parse(text, [*range(len(text))], thinks)) == whole
+    whole = parse(text, [], thinks)
+    assert parse(text, cuts_of(data, text), thinks) == whole
+    assert parse(text, [*range(len(text))], thinks) == whole
 
 
-@given(st.lists(st.tuples(words, objects), max_size=3), st.booleans(), st.booleans(), st.data())
+@given(st.lists(st.tuples(words.filter(bool), objects), max_size=3), st.booleans(), st.booleans(), st.data())
 def test_what_was_written_as_calls_is_read_as_these_calls(
     written: list[tuple[str, Any]], ascii_only: bool, closes: bool, data: st.DataObject
 ) -> None:
     calls = [json.dumps({"name": name, "arguments": each}, ensure_ascii=ascii_only) for name, each in written]
     end = "\n</tool_call>\n" if closes else "\n"
     text = "".join(f"<tool_call>\n{call}{end}" for call in calls)
-    content, found = seen(parse(text, cuts_of(data, text)))
-    assert content == ""
-    assert [(call["name"], json.loads(call["arguments"])) for call in found] == written
+    thought, content, found = parse(text, cuts_of(data, text))
+    assert thought == content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in found] == written

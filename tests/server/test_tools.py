@@ -204,6 +204,11 @@ def scripted(tmp_path: Path, script: list[str], special: tuple[str, ...] = (), n
 
 def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, int]:
     """Content, arguments of the calls, finish reason and number of tokens of an answer."""
+    return answered(app, stream, **more)[1:]
+
+
+def answered(app: Any, stream: bool, **more: Any) -> tuple[str, str, list[str], str, int]:
+    """Reasoning, and what `written` returns."""
     more = {"tools": TOOLS, "temperature": 0, "max_tokens": 40, **more}
     answer = chat(app, stream=stream, **more, **({"stream_options": {"include_usage": True}} if stream else {}))
     assert answer.status_code == 200, answer.text
@@ -211,27 +216,37 @@ def written(app: Any, stream: bool, **more: Any) -> tuple[str, list[str], str, i
         made = answer.json()
         (choice,), message = made["choices"], made["choices"][0]["message"]
         content, calls, reason = message["content"] or "", message.get("tool_calls", []), choice["finish_reason"]
+        reasoning = message.get("reasoning", "")
+        assert reasoning == message.get("reasoning_content", "")
     else:
         *events, made = sent_events(answer.text)
         choices = [event["choices"][0] for event in events]
         content = "".join(choice["delta"].get("content") or "" for choice in choices)
-        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        reasoning = "".join(choice["delta"].get("reasoning") or "" for choice in choices)
+        calls = list[Any]()
+        for delta in (delta for choice in choices for delta in choice["delta"].get("tool_calls", ())):
+            if "id" in delta:
+                calls.append(delta)
+            else:
+                assert delta.keys() == {"index", "function"}
+                calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
         reason = choices[-1]["finish_reason"]
     for i, call in enumerate(calls):
-        assert (call["id"][:5], call["function"]["name"] in ("weather", "time")) == ("call_", True)
+        assert len(call["id"]) in (9, 29)
+        assert call["function"]["name"] in ("weather", "time")
         assert call.get("index") == (i if stream else None)
-    return content, [call["function"]["arguments"] for call in calls], reason, made["usage"]["completion_tokens"]
+    arguments = [call["function"]["arguments"] for call in calls]
+    return reasoning, content, arguments, reason, made["usage"]["completion_tokens"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("special", [(), ALL_TAGS, ("<tool_call>",), ("</think>",)], ids=str)
 def test_tags_may_be_special_tokens(tmp_path: Path, stream: bool, special: tuple[str, ...]) -> None:
-    """The parser sees them all, the client those that are none."""
+    """The parser sees them all, the client none."""
     script = ["<think>", "Hm ", "</think>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
     script += ["<|im_start|>", "Bye"]  # a special token that is no tag
-    content, calls, reason, _ = written(scripted(tmp_path, script, special), stream)
-    shown = ["" if piece in (*special, "<|im_start|>") else piece for piece in (*script[:4], "Bye")]
-    assert (content, calls, reason) == ("".join(shown), ['{"city": "Oslo"}'], "tool_calls")
+    *found, _ = answered(scripted(tmp_path, script, special), stream)
+    assert found == ["Hm ", "Look. Bye", ['{"city": "Oslo"}'], "tool_calls"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -241,8 +256,9 @@ def test_a_thought_that_the_template_opens_has_no_calls(tmp_path: Path, stream: 
     app = scripted(tmp_path, script, special)
     for parallel in (True, False):
         more = {"chat_template_kwargs": {"thinks": True}, "parallel_tool_calls": parallel}
-        content, calls, _, _ = written(app, stream, **more)
-        assert content == "".join("" if piece in special else piece for piece in script[:-1])
+        reasoning, content, calls, _, _ = answered(app, stream, **more)
+        assert reasoning == "".join("" if piece in special else piece for piece in script[:-2])
+        assert content == ""
         assert calls == ['{"city": "Oslo"}']
     assert written(app, stream)[1] == ['{"city": "Rome"}', '{"city": "Oslo"}']
 

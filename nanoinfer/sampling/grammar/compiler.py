@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.tool_calls import HERMES, format_of
+from nanoinfer.requests.tool_calls.registry import HERMES, format_of
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
 from nanoinfer.sampling.grammar.lark import calls_grammar, lark_grammar
 from nanoinfer.sampling.grammar.matcher import Matcher, reason
@@ -164,7 +164,7 @@ class Compiler:
 
     def _compile(self, compiled: Compiled, end: float) -> None:
         try:
-            text = _text_for_compiler(compiled.grammar, self.vocabulary.tokenizer)
+            text = _text_for_compiler(compiled.grammar, self.vocabulary)
         except (ValueError, RecursionError) as error:
             raise Refusal("is too deep" if isinstance(error, RecursionError) else str(error)) from error
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
@@ -186,7 +186,7 @@ def shared_trials(process: int) -> Trials:
     return trials
 
 
-def _text_for_compiler(grammar: Grammar, tokenizer: Any) -> str:
+def _text_for_compiler(grammar: Grammar, vocabulary: Vocabulary) -> str:
     """What llguidance compiles for `grammar`. ValueError when it is too large, or cannot be compiled exactly."""
     from llguidance import LLMatcher
 
@@ -195,7 +195,8 @@ def _text_for_compiler(grammar: Grammar, tokenizer: Any) -> str:
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(grammar.text)), overrides=COMPACT_JSON)
     if grammar.kind == "tool_calls":
-        return calls_grammar(grammar.text, format_of(tokenizer) or HERMES, COMPACT_JSON)
+        call_format = format_of(vocabulary.tokenizer) or HERMES
+        return calls_grammar(grammar.text, call_format, vocabulary.special_ids, COMPACT_JSON)
     if grammar.kind == "grammar":
         return lark_grammar(grammar.text, COMPACT_JSON)
     if grammar.kind == "choice":

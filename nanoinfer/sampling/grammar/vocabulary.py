@@ -44,6 +44,11 @@ class Vocabulary:
         return b"".join(self.tokens[token] for token in shown).decode(errors="replace")
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Text of a special token → its id."""
+        return {self.tokens[token].decode(errors="replace"): token for token in sorted(self.special)}
+
+    @cached_property
     def begins_with_digit(self) -> np.ndarray:
         """A bit mask, int32 `[words]`: the tokens whose first character is one of 0 to 9."""
         return self.bit_mask([i for i, token in enumerate(self.tokens) if token[:1].isdigit()])

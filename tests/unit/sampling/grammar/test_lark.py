@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from nanoinfer import LLM, SamplingParams
-from nanoinfer.requests.tool_calls import HERMES
+from nanoinfer.requests.tool_calls.registry import HERMES
 from nanoinfer.sampling.grammar.compiler import MAX_LENGTH
 from nanoinfer.sampling.grammar.lark import as_lark, split_json
 from nanoinfer.sampling.grammar.matcher import MAX_DIGITS
@@ -103,7 +103,7 @@ TIME = {
     "$defs": {"city": {"const": "Paris"}},  # the same reference, another meaning
 }
 FUNCTIONS = {"weather": WEATHER, "time": TIME}
-BEGIN, END = HERMES.begin, HERMES.end
+BEGIN, END = HERMES.tags
 OSLO = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "Oslo", "days": 3}}}}\n{END}'
 PARIS = f'{BEGIN}\n{{"name": "time", "arguments": {{"zone": "Paris"}}}}\n{END}'
 
