@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import pad
-from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_utils import AttentionInterface
 
 from nanoinfer.errors import UnsupportedModelError
 from nanoinfer.model.input_metadata import InputMetadata
@@ -123,9 +121,14 @@ def pooled_attention(
     return layer.forward(q, k, v, now.metadata)[None], None
 
 
-AttentionInterface.register(PROBE, probe_attention)
-AttentionMaskInterface.register(PROBE, probe_mask)
-AttentionInterface.register(POOLED, pooled_attention)  # without masks: the backend makes its own
+def register() -> None:
+    """Make these functions known to transformers."""
+    from transformers.masking_utils import AttentionMaskInterface  # it takes two seconds
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(PROBE, probe_attention)
+    AttentionMaskInterface.register(PROBE, probe_mask)
+    AttentionInterface.register(POOLED, pooled_attention)  # without masks: the backend makes its own
 
 
 class PooledAttention(RadixAttention):

@@ -28,7 +28,7 @@ from nanoinfer.model.layers.linear import quantization_of
 from nanoinfer.model.layers.logits_processor import LogitsOutput, compute_logits, hidden_rows
 from nanoinfer.model.quantized_checkpoint import QUANTIZE_CONFIG
 from nanoinfer.model.rope import RopeScaling
-from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers
+from nanoinfer.model.transformers_attention import POOLED, PROBE, AttentionCall, now, pooled_layers, register
 from nanoinfer.model.transformers_layers import (
     WrappedHead,
     adopt_linear,
@@ -195,6 +195,7 @@ class TransformersModel(nn.Module):
         UnsupportedModelError naming what cannot be."""
         hf = _read_config(path)
         folder, options = _place(path)
+        register()
         try:
             whole, report = _network_class(hf).from_pretrained(
                 folder,

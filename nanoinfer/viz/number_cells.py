@@ -95,22 +95,17 @@ def heat_map(
     columns: Sequence[str],
     *,
     numbers: bool = False,
-    most: float = 1.0,
-    causal: bool = False,
     **heading: Unpack[Heading],
 ) -> Picture:
-    """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest from `most` on; with `numbers` also as text.
+    """Shares `values` [rows, columns], 0..1, as cells: white for 0, darkest for 1; with `numbers` also as text.
 
-    `causal`: row i has cells up to column i only, since a token sees none after it. `numbers` have three decimals if `most`
-    is small. Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the
-    keys.
+    Labels may be token texts; their spaces are shown. Of attention weights, rows are the queries and columns the keys.
     Raises ValueError when a value is outside 0..1.
     """
     matrix = np.asarray(values, dtype=np.float64)
     if not 0 <= matrix.min() <= matrix.max() <= 1 + 1e-6:
         raise ValueError(f"values: {matrix.min():g}..{matrix.max():g}, must be in 0..1")
     sheet = Sheet(**heading)
-    places = 2 if most > 0.2 else 3
     across, down = [_label(text) for text in columns], [_label(text) for text in rows]
     gutter = min(max(text_width(text) for text in down) + 16, 220)
     x0 = sheet.left + gutter
@@ -127,15 +122,15 @@ def heat_map(
             sheet.text(middle - 2, sheet.y - 5, text, size=SMALL, va="baseline", rotation=45, width=140)
     for row, text in enumerate(down):
         sheet.text(x0 - 8, sheet.y + height / 2, text, ha="right", width=gutter - 8)
-        for column in range(min(row + 1, len(across)) if causal else len(across)):
+        for column in range(len(across)):
             share = float(matrix[row, column])
-            label = f"{share:.{places}f}" if numbers and share >= 0.5 * 10**-places else ""
-            look, name = _shade(share / most), f"cell {row} {column}"
+            label = f"{share:.2f}" if numbers and share >= 0.005 else ""
+            look, name = _shade(share), f"cell {row} {column}"
             sheet.cell(x0 + column * width, sheet.y, width, height, look, label, size=TINY, edge="#d0d0d0", name=name)
         sheet.y += height
     sheet.y += 10
     steps = (0, 0.25, 0.5, 0.75, 1)
-    sheet.legend([(_shade(step), f"{step * most:.3g}{' or more' if step == 1 > most else ''}") for step in steps])
+    sheet.legend([(_shade(step), f"{step:g}") for step in steps])
     if any("·" in text for text in across + down):
         sheet.caption(SPACE_NOTE, size=TINY)
     peaks = matrix.argmax(axis=1)

@@ -11,7 +11,7 @@ In a notebook:
 
 Workloads, counted in steps or by the clock, are in workloads.py: `from notebooks.course.workloads import Request, serve`.
 Pictures of single notebooks are in pictures/: `from notebooks.course import pictures`.
-Live widgets are in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import watch_tree`.
+A live widget is in widgets.py, which loads ipywidgets and matplotlib: `from notebooks.course.widgets import try_slots`.
 
 In `notebooks/course/checks/nb08.py`, the checks of notebook 08: `@exercise("8.1", "Split a node")`, `expect`,
 `expect_equal`, and `compare` (tables.py), which runs cases, and knows usual mistakes by what they give.

@@ -175,7 +175,7 @@ class View:
 
 class Informed(Policy):
     """Sends a request to the one of its views that `best(prompt_tokens, views)` returns. `memory`: of what was sent where,
-    as in exercise 17.3."""
+    as in exercise 17.2."""
 
     def __init__(self, best: Callable[..., View], memory: Any = None, clock: Callable[[], float] = time.monotonic):
         super().__init__()
@@ -236,14 +236,13 @@ def serve_chats(
     policy: Policy | Callable[[Callable[[], float]], Policy],
     *,
     replicas: Sequence[str] = ("A", "B", "C"),
-    costs: PassCosts | None = COSTS,
+    costs: PassCosts = COSTS,
     report_seconds: float = 0.0,
     dies: tuple[str, float] | None = None,
     **settings: Any,
 ) -> ClusterRun:
-    """Serve all chats to their end. `policy`: a router, or a function that makes one with a clock. `costs`: None: a pass
-    takes as long as it took here. `dies`: a replica, and when it is gone with all that it has. `settings` of the engines,
-    as in `workloads.new_engine`."""
+    """Serve all chats to their end. `policy`: a router, or a function that makes one with a clock. `dies`: a replica, and
+    when it is gone with all that it has. `settings` of the engines, as in `workloads.new_engine`."""
     return _Cluster(policy, replicas, costs, report_seconds, settings).serve(chats, dies)
 
 
@@ -260,9 +259,7 @@ def compare_runs(runs: Mapping[str, ClusterRun]) -> None:
 
 
 class _Cluster:
-    def __init__(
-        self, policy: Any, names: Sequence[str], costs: PassCosts | None, report_seconds: float, settings: Any
-    ):
+    def __init__(self, policy: Any, names: Sequence[str], costs: PassCosts, report_seconds: float, settings: Any):
         self.now, self._costs, self._report_seconds = 0.0, costs, report_seconds
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
@@ -309,16 +306,15 @@ class _Cluster:
         replica.is_busy = replica.engine.has_unfinished()
         if not replica.is_busy:
             return
-        began = time.perf_counter()
         outputs, batch = replica.engine.step(), replica.engine.last_batch
-        seconds, cached, computed = time.perf_counter() - began, 0, 0
+        cached, computed = 0, 0
         assert batch is not None
         if batch.forward_mode is ForwardMode.EXTEND:
             computed = len(batch.input_ids)
             cached = int(batch.prefix_lens.sum()) if batch.prefix_lens is not None else 0
-        if self._costs is not None and computed:
+        if computed:
             seconds = self._costs.extend_seconds(len(batch.reqs), computed, 0)
-        elif self._costs is not None:
+        else:
             seconds = self._costs.decode_seconds(len(batch.reqs), int(batch.seq_lens.sum()))
         passed = ReplicaPass(self.now, self.now + seconds, cached, computed)
         self._run.passes[replica.name].append(passed)

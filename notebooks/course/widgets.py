@@ -1,7 +1,4 @@
-"""Two live widgets for notebooks: watch_tree (type prompts, watch the engine's tree) and try_slots (allocate and free).
-
-They work on the real objects that they are given, by their public methods; nothing is simulated.
-"""
+"""A live widget for notebooks, try_slots: allocate slots of a real pool and free them, by its public methods."""
 
 import base64
 import html
@@ -14,14 +11,10 @@ from IPython.display import display
 
 from nanoinfer import viz
 from nanoinfer.cache.memory_pool import TokenToKVPool
-from nanoinfer.llm import LLM
-from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz import Picture
-from nanoinfer.viz.facts import decoder_of
 from nanoinfer.viz.palette import ROLES, owner_style
 from nanoinfer.viz.words import count
 from nanoinfer.viz.words import slots as slots_in_words
-from notebooks.course.prompts import FOX, RIVER
 
 MOST_SLOTS = 64  # as many buttons
 WIDTH = "900px"  # as wide as the pictures
@@ -96,73 +89,6 @@ def number(label: str, value: int, low: int, high: int) -> Any:
     return ipywidgets.BoundedIntText(
         value, min=low, max=high, description=label, style={"description_width": "initial"}, layout={"width": "170px"}
     )
-
-
-class WatchTree(Panel):
-    """Two prompts to type, a button for each, and the live engine's radix tree before and after the last action.
-
-    Both prompts have been run once when it appears. Evicting and emptying the tree act on the engine of `llm`, which
-    stays usable beside it.
-    """
-
-    hint = "Run this cell in Jupyter to type prompts of your own and to evict from the tree."
-
-    def __init__(self, llm: LLM):
-        self.llm, prompts = llm, (FOX, RIVER)
-        wide = {"width": "78%"}
-        self.prompts = tuple(
-            ipywidgets.Text(text, description=f"Prompt {i}", layout=wide) for i, text in enumerate(prompts)
-        )
-        self.run_buttons = tuple(button(f"Run prompt {i}") for i in range(len(prompts)))
-        self.tokens = number("Tokens to evict", 4, 0, llm.engine.cache.token_to_kv_pool.size)
-        self.evict_button = button("Evict", "Take that many tokens, or a few more, out of the tree")
-        self.reset_button = button("Empty the tree")
-        self.whole = ipywidgets.Checkbox(False, description="draw slots and rows, too", indent=False)
-        rows = [ipywidgets.HBox([text, run]) for text, run in zip(self.prompts, self.run_buttons, strict=True)]
-        below = ipywidgets.HBox([self.tokens, self.evict_button, self.reset_button, self.whole])
-        super().__init__([*rows, below])
-        for i, run in enumerate(self.run_buttons):
-            self.on_click(run, partial(self.run, i))
-        self.on_click(self.evict_button, self.evict)
-        self.on_click(self.reset_button, self.reset)
-        for i in range(len(prompts)):
-            self.run(i)
-
-    def run(self, i: int) -> None:
-        """Send prompt `i` through the engine, and draw the tree below what it was before."""
-        params = SamplingParams(max_new_tokens=4, temperature=0)
-        output = self.llm.generate(self.prompts[i].value, params)[0]
-        new = output.prompt_tokens - output.cached_tokens
-        self._redraw(f"After prompt {i}: {output.cached_tokens} of its tokens found in the tree, {new} computed")
-        self.say(
-            f"Prompt {i} has {count(output.prompt_tokens, 'token')}: {output.cached_tokens} found in the tree, "
-            f"{new} computed. It goes on: “{output.text}”"
-        )
-
-    def evict(self) -> None:
-        """Evict as many tokens as the field says, whole leaves at a time."""
-        freed = self.llm.engine.radix_cache.evict(self.tokens.value)
-        self._redraw(f"After eviction: {count(freed, 'slot')} freed")
-        self.say(
-            f"{count(self.tokens.value, 'token')} asked for, {freed} evicted: whole leaves go, "
-            "in the order of the eviction policy."
-        )
-
-    def reset(self) -> None:
-        """Empty the tree."""
-        freed = self.llm.engine.flush_cache()
-        self.pictures = []
-        self._redraw("An empty tree")
-        self.say(f"{count(freed, 'slot')} freed. Now every token of a prompt has to be computed.")
-
-    def _redraw(self, title: str) -> None:
-        """The last picture, and a new one below it."""
-        engine = self.llm.engine
-        if self.whole.value:
-            picture = viz.engine(engine, title=title)
-        else:
-            picture = viz.radix_tree(engine.radix_cache, decode=decoder_of(self.llm.tokenizer), title=title)
-        self.show(*self.pictures[-1:], picture)
 
 
 class TrySlots(Panel):
@@ -248,4 +174,4 @@ class TrySlots(Panel):
         self.show(viz.slot_map(self.pool, owners, title="The pool now"))
 
 
-watch_tree, try_slots = WatchTree, TrySlots  # as notebooks call them
+try_slots = TrySlots  # as notebooks call it

@@ -13,6 +13,7 @@ Azure's lengths and bursts:
     print(Figures.of(timed, Limits(ttft=1.0, gap=0.2)))                 what that is worth to readers
 """
 
+import asyncio
 import math
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 from IPython.display import display
 
+from nanoinfer.bench.load import Exchange, as_request, ask
 from nanoinfer.cluster.simulate.traces import AzureConversation2024, arrivals
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
@@ -34,9 +36,13 @@ from nanoinfer.llm import make_engine
 from nanoinfer.model.loader import LoadedModel, load_model
 from nanoinfer.outputs import RequestOutput
 from nanoinfer.sampling_params import SamplingParams
+from nanoinfer.scheduler.retraction import INITIAL_RATIO
 from nanoinfer.scheduler.scheduler import Scheduler
 from nanoinfer.viz.overview import timeline
 from nanoinfer.viz.trace import Trace, record
+from notebooks.course.explore.utilisation import arrivals_of
+
+HEAD = f"{'load':22}{'served':>6}{'good':>8}{'first token p50 p99':>22}{'gaps p50 p99':>16}"
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,16 @@ def new_engine(
 
 
 def serve(
-    workload: Sequence[Request], scheduler: Callable[..., Scheduler] = Scheduler, traced: bool = True, **settings: Any
+    workload: Sequence[Request],
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    traced: bool = True,
+    aside: float | None = None,
+    **settings: Any,
 ) -> Run:
-    """Run a workload, given in order of arrival, step by step until every request has ended."""
+    """Run a workload, given in order of arrival, step by step until every request has ended. `aside`: the share of what
+    requests may still make that admission sets aside at first; 1 stays 1, others fall and rise (NewTokenRatio)."""
+    if aside is not None:
+        settings["schedule_conservativeness"] = 11 if aside == 1 else max(aside, 0.001) / INITIAL_RATIO
     run = Run(new_engine(scheduler, **settings))
     engine, arriving, step = run.engine, deque(workload), 0
     with record(engine) if traced else nullcontext() as run.trace:
@@ -204,17 +217,36 @@ def serve_timed(engine: Engine, load: Sequence[Ask], rate: float) -> list[Timed]
     return timed
 
 
+async def send_timed(port: int, load: Sequence[Ask], rate: float, seed: str = "", bursts: bool = False) -> list[Timed]:
+    """Ask a server of SmolLM2 in an open loop, `rate` requests per second with random prompts; what was answered with 200.
+    `bursts`: they arrive as the load says, not at random."""
+    rng, start = Random(f"{seed} {rate} {bursts}"), time.perf_counter() + 0.1
+    times = [each.at for each in load] if bursts else arrivals_of(1, len(load))
+    exchanges = [Exchange(start + at * len(load) / times[-1] / rate) for at in times]
+
+    async def one(each: Ask, exchange: Exchange) -> None:
+        prompt = [rng.randrange(100, 40_000) for _ in range(each.prompt_tokens)]  # nobody has sent it before
+        request = as_request({"model": "smollm2", "prompt": prompt, "max_tokens": each.new_tokens})
+        await asyncio.sleep(exchange.due - time.perf_counter())
+        await ask(port, request, exchange)
+
+    await asyncio.gather(*map(one, load, exchanges))
+    return [Timed(each.due, each.times) for each in exchanges if each.read().status == 200]
+
+
 @dataclass(frozen=True)
 class Figures:
-    """Percentiles in seconds; output tokens per second; and the share of the requests that are good. With requests at a
-    rate, that share of the rate is the goodput."""
+    """Percentiles in seconds; output tokens and requests per second; the share of the requests that are good, and how many
+    there were. With requests at a rate, that share of the rate is the goodput."""
 
     ttft_p50: float
     ttft_p99: float
     gap_p50: float
     gap_p99: float
     throughput: float
+    served: float
     good: float
+    number: int
 
     @classmethod
     def of(cls, timed: Sequence[Timed], limits: Limits) -> "Figures":
@@ -222,4 +254,17 @@ class Figures:
         (first50, first99), (gap50, gap99) = (np.percentile(values, [50, 99]).tolist() for values in (ttft, gaps))
         seconds = max(each.times[-1] for each in timed) - min(each.due for each in timed)
         good = sum(limits.hold(each) for each in timed) / len(timed)
-        return cls(first50, first99, gap50, gap99, sum(len(each.times) for each in timed) / seconds, good)
+        tokens = sum(len(each.times) for each in timed)
+        return cls(first50, first99, gap50, gap99, tokens / seconds, len(timed) / seconds, good, len(timed))
+
+    def __str__(self) -> str:
+        return (
+            f"p50 and p99 of the first token {self.ttft_p50:.2f} and {self.ttft_p99:.2f} s, "
+            f"of gaps {1e3 * self.gap_p50:.0f} and {1e3 * self.gap_p99:.0f} ms, {self.throughput:.0f} tokens per second"
+        )
+
+
+def load_row(name: str, f: Figures) -> str:
+    """A line below HEAD; times in ms."""
+    times = "".join(f"{1000 * each:8.0f}" for each in (f.ttft_p50, f.ttft_p99, f.gap_p50, f.gap_p99))
+    return f"{name:22}{f.served:6.1f}{f.good * f.served:8.1f}{times}"

@@ -26,11 +26,13 @@ def is_left_out(module: str) -> bool:
 def load_all() -> None:
     """Import every module of the package and the course that a check may need, so that none is imported after the
     submission has run. Those that need what is not installed are left out."""
-    for package in (nanoinfer, notebooks.course):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
+    packages: list[ModuleType] = [nanoinfer, notebooks.course]
+    for package in packages:
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if not is_left_out(module.name):
                 with contextlib.suppress(ImportError, OSError):
-                    importlib.import_module(module.name)
+                    loaded = importlib.import_module(module.name)
+                    packages += [loaded] if module.ispkg else []
 
 
 class Intact:

@@ -1,16 +1,6 @@
 """Right answers to the exercises that go another way than the notebooks' solutions."""
 
 OTHERS: list[tuple[str, str]] = [
-    ("4.2",
-     "def batched_decode_attention(q, keys, values, seen):\n    keys, values = keys.clone(), values.clone()\n"
-     "    keys[~seen] = 0\n    values[~seen] = 0\n    group = q.shape[1] // keys.shape[2]\n"
-     "    keys, values = keys.repeat_interleave(group, 2), values.repeat_interleave(group, 2)\n"
-     "    scores = torch.einsum('bhd,bshd->bhs', q, keys) / q.shape[2] ** 0.5\n"
-     "    scores[~seen[:, None].expand_as(scores)] = -torch.inf\n"
-     "    return torch.einsum('bhs,bshd->bhd', scores.softmax(-1), values)"),
-    ("6.3",
-     "def contiguous(out_cache_loc):\n    slots = out_cache_loc.tolist()\n"
-     "    return (slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[-1] + 1)) else (None, None)"),
     ("20.2",
      "def busy_from(weights, weight_bytes, context, kv_bytes, bandwidth, flops):\n"
      "    gap = 2 * weights / flops - context * kv_bytes / bandwidth\n"
@@ -20,18 +10,6 @@ OTHERS: list[tuple[str, str]] = [
      "    if 2 * weights / flops <= context * kv_bytes / bandwidth:\n        return None\n    n = 1\n"
      "    while 2 * weights * n / flops < (weights * weight_bytes + n * context * kv_bytes) / bandwidth:\n"
      "        n += 1\n    return n\n"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return reduce(torch.add, [a @ b.T for a, b in zip(x.tensor_split(parts, 1), "
-     "weight.tensor_split(parts, 1))])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    return sum([a @ b.T for a, b in zip(x.chunk(parts, 1), weight.chunk(parts, 1))][::-1])"),
-    ("12.2",
-     "from functools import reduce\n\ndef linear(x, weight):\n    parts = min(len(x), 8)\n"
-     "    total = x.new_zeros(len(x), len(weight))\n    for i in range(parts):\n"
-     "        a, b = i * x.shape[1] // parts, (i + 1) * x.shape[1] // parts\n"
-     "        total += torch.einsum('ti,oi->to', x[:, a:b], weight[:, a:b])\n    return total"),
     ("13.1",
      "def grouped(x, of_rows, a, b, scales):\n    y = x.new_zeros(len(x), len(b[0]))\n"
      "    for i in range(len(a)):\n        rows = (of_rows == i).nonzero()[:, 0]\n"
@@ -44,52 +22,31 @@ OTHERS: list[tuple[str, str]] = [
      "        if n >= max(size, shortest, 1):\n            best, size = tokens[at : at + count], n\n"
      "    return best\n"),
     ("14.2",
-     "def counted(drafts, sampled, end):\n"
-     "    right = next((i for i, (a, b) in enumerate(zip(drafts, sampled)) if a != b), len(drafts))\n"
-     "    found = list(sampled[: right + 1])\n"
-     "    return found[: found.index(end) + 1] if end in found else found\n"),
-    ("14.3",
      "def expected_tokens(p, k):\n    return k + 1 if p == 1 else (1 - p ** (k + 1)) / (1 - p)\n\n"
      "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
      "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
      "1] + 1e-12:\n            best = k\n    return best\n"),
     ("15.2",
-     "def forced(bits_of, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
-     "        row = bits_of(state).view(np.uint32)\n"
-     "        ids = [32 * w + b for w in range(len(row)) for b in range(32) if int(row[w]) >> b & 1]\n"
+     "def forced(allowed, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
+     "        ids = list(allowed(state))\n"
      "        if ids == [end] or len(ids) != 1:\n            return found\n        found += ids\n"
      "        state = after(state, ids[0])\n    return found"),
     ("16.1",
-     "def events_of(pieces):\n    waiting = b''\n    for piece in pieces:\n        waiting += piece\n"
-     "        while (end := _end(waiting)) is not None:\n"
-     "            event, waiting = waiting[: end[0]], waiting[end[1] :]\n"
-     "            lines = [line.rstrip(b'\\r').decode() for line in event.split(b'\\n')]\n"
-     "            data = [line[6:] if line[5:6] == ' ' else line[5:] for line in lines if line[:5] "
-     "== 'data:']\n            if data:\n                yield '\\n'.join(data)\n\n\ndef _end(waiting):\n"
-     "    at = 0\n    while (stop := waiting.find(b'\\n', at)) >= 0:\n"
-     "        if waiting[at:stop] in (b'', b'\\r'):\n            return at, stop + 1\n        at = stop + 1\n"
-     "    return None"),
-    ("16.2",
      "class Bucket:\n    def __init__(self, rate, burst):\n"
      "        self.rate, self.burst, self.full_at = rate, burst, 0.0\n\n    def admit(self, now, cost):\n"
      "        if cost > self.burst:\n            raise ValueError(f'{cost} > {self.burst}')\n"
      "        start = max(self.full_at, now)\n        missing = (start - now) * self.rate + cost - self.burst\n"
      "        if missing > 0:\n            return ceil(missing / self.rate)\n"
      "        self.full_at = start + cost / self.rate\n"),
-    ("16.3",
+    ("16.2",
      "def times_of(arrivals, services, max_running):\n    ends = []\n"
      "    for arrival, service in zip(arrivals, services):\n"
      "        begin = arrival if len(ends) < max_running else max(arrival, sorted(ends)[-max_running])\n"
      "        ends.append(begin + service)\n    return [end - arrival for end, arrival in zip(ends, arrivals)]"),
     ("17.1",
-     "import struct\n\n\ndef hashes_of(tokens, size, namespace):\n    if len(tokens) < size:\n"
-     "        return []\n    data = struct.pack(f'<Q{size}q', namespace, *tokens[:size])\n"
-     "    (first,) = struct.unpack('<Q', blake2b(data, digest_size=8).digest())\n"
-     "    return [first, *hashes_of(tokens[size:], size, first)]"),
-    ("17.2",
      "def best(prompt_tokens, views):\n"
      "    return sorted(views, key=lambda v: (v.queued - v.cached) + 12 * v.requests)[0]"),
-    ("17.3",
+    ("17.2",
      "class Memory:\n    def __init__(self, seconds):\n        self.seconds, self.sent_at = seconds, {}\n\n"
      "    def sent(self, replica, hashes, now):\n"
      "        self.sent_at = {k: at for k, at in self.sent_at.items() if now - at <= self.seconds}\n"
@@ -127,9 +84,6 @@ OTHERS: list[tuple[str, str]] = [
      "    each = bytes_per_token / bytes_per_second\n    if each >= compute:\n        return None\n    n = 1\n"
      "    while begin + n * each >= n * compute:\n        n += 1\n    return n"),
     ("19.2",
-     "def first_to_leave(blocks):\n    for name, _ in sorted(blocks.items(), key=lambda item: item[1][1]):\n"
-     "        if not any(before == name for before, _ in blocks.values()):\n            return name"),
-    ("19.3",
      "import struct\n\n\ndef read_kv(data, fingerprint, tokens, token_bytes):\n    n = len(tokens)\n"
      "    if len(data) != 20 + n * (4 + token_bytes) + 32:\n        return None\n"
      "    if sha256(data[:-32]).digest() != data[-32:]:\n        return None\n"

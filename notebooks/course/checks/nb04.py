@@ -5,14 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from notebooks.course.checks.nb03 import SQUARE_ROOT
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import expect, expect_equal
 from notebooks.course.tables import Mistake, Wrong, compare
-
-NEIGHBOURS = "Your query head h reads key/value head h % Hk. Neighbours share one: it must read head h // (H / Hk)."
 
 
 @exercise("4.1", "Pad and mask")
@@ -43,53 +39,6 @@ def _padded(keys: list[Tensor], wrong: Wrong = ()) -> tuple[Tensor, Tensor]:
         rectangle[row, start : start + len(key)] = key
         seen[row, : len(key)] = 1
     return rectangle, seen.bool() ^ ("inverted" in wrong)
-
-
-@exercise("4.2", "Attention over a padded batch", points=2)
-def _(given: Given) -> str:
-    generator = torch.Generator().manual_seed(1)
-    cases = []
-    for lens, heads, kv_heads, head_dim in (
-        ([3, 1, 6], 8, 2, 4),
-        ([4, 4], 2, 2, 4),
-        ([5], 4, 1, 8),
-        ([9, 2, 9], 6, 3, 16),
-    ):
-        q = torch.randn(len(lens), heads, head_dim, generator=generator)
-        keys, values = torch.randn(2, len(lens), max(lens), kv_heads, head_dim, generator=generator)
-        seen = torch.tensor([[position < length for position in range(max(lens))] for length in lens])
-        for padding in (0.0, 1e4, torch.nan):
-            filled = [kv.masked_fill(~seen[..., None, None], padding) for kv in (keys, values)]
-            cases.append((q, *filled, seen))
-    mistakes = {
-        "Padding isn't masked. A key of zeros has the score 0, and e⁰ is 1: the softmax still gives it weight.": "unmasked",
-        "Padding isn't masked, so it has weight, whatever it holds.": "unmasked as_it_is",
-        NEIGHBOURS: "tiled",
-        SQUARE_ROOT: "unscaled",
-        "With padding of NaN, the output is NaN. A weight of 0 doesn't help, because 0 · NaN is NaN. Take the padding out "
-        "of keys and values before you multiply.": "multiplied",
-    }
-    hint = "the rows [B, H, D] differ from what each request gets alone, whatever the padding holds."
-    compare(given["batched_decode_attention"], _batched, cases, mistakes, hint=hint, atol=1e-5)
-    return "whatever the padding holds, every row is as if it were computed alone"
-
-
-def _batched(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, wrong: Wrong = ()) -> Tensor:
-    rows = []
-    if "unmasked" in wrong and "as_it_is" not in wrong:
-        keys, values = (kv.masked_fill(~seen[..., None, None], 0) for kv in (keys, values))
-    for i, here in enumerate(torch.ones_like(seen) if "unmasked" in wrong else seen):
-        out = by_heads(q[i], keys[i, here], values[i, here], wrong)
-        rows.append(out + 0 * values[i].sum() if "multiplied" in wrong else out)
-    return torch.stack(rows)
-
-
-def by_heads(q: Tensor, keys: Tensor, values: Tensor, wrong: Wrong = ()) -> Tensor:
-    """q [H, D], keys and values [S, Hk, D] → [H, D]. `tiled`: query head h reads key/value head h % Hk."""
-    heads, kv_heads = torch.arange(len(q)), keys.shape[1]
-    read = heads % kv_heads if "tiled" in wrong else heads // (len(q) // kv_heads)
-    k, v = (kv[:, read].transpose(0, 1) for kv in (keys, values))
-    return scaled_dot_product_attention(q[:, None], k, v, scale=1.0 if "unscaled" in wrong else None)[:, 0]
 
 
 class _Request:
@@ -147,7 +96,7 @@ class _Run:
         return sorted(self.current)
 
 
-@exercise("4.3", "A step of continuous batching", points=3)
+@exercise("4.2", "A step of continuous batching", points=3)
 def _(given: Given) -> str:
     step = given["step"]
     cases = [

@@ -1,4 +1,4 @@
-"""Checks of notebook 05: rows that share slots, slots without an owner, and block tables."""
+"""Checks of notebook 05: rows that share slots, and slots without an owner."""
 
 import numpy as np
 import torch
@@ -98,34 +98,3 @@ def _audit(pool: TokenToKVPool, owners: dict[str, torch.Tensor], wrong: Wrong = 
     leaked = [slot for slot in range(pool.size) if slot not in held and ("free_leak" in wrong or slot not in free)]
     contested = [slot for slot in range(pool.size) if everything.count(slot) > 1]
     return leaked, [slot for slot in contested for _ in range(everything.count(slot) - 1 if "repeated" in wrong else 1)]
-
-
-@exercise("5.3", "From a block table to slots")
-def _(given: Given) -> str:
-    student, cases = given["slots_of"], []
-    for page_size, table in ((4, [5, 2, 6]), (1, [9, 3, 4, 0]), (16, [3, 0]), (3, [7, 1, 0, 2])):
-        tokens = page_size * len(table)
-        cases += [(table, each, page_size) for each in (list(range(tokens)), [tokens - 1], [0, tokens - 1, 0], [1], [])]
-    mistakes = {
-        "You used the position itself as the index into the table. The table has one entry per page: in which page of the "
-        "text is this position?": lambda table, positions, size: [
-            table[p % len(table)] * size + p % size for p in positions
-        ],
-        "That is where each block begins. Position n is at offset n % P in it.": (
-            lambda table, positions, size: [table[p // size] * size for p in positions]
-        ),
-    }
-
-    def call(block_table: list[int], positions: list[int], page_size: int) -> list[int]:
-        got = student(torch.tensor(block_table), torch.tensor(positions, dtype=torch.int64), page_size)
-        expect(got is not None, "slots_of returned None. Is a `return` missing?")
-        return [int(slot) for slot in got]
-
-    hint = "position n is in page n // P of the text, at offset n % P. The table names the block of each page"
-    compare(call, _slots, cases, mistakes, hint=hint)
-    return "for pages of 1, 3, 4 and 16 tokens"
-
-
-def _slots(block_table: list[int], positions: list[int], page_size: int) -> list[int]:
-    every = [block * page_size + offset for block in block_table for offset in range(page_size)]
-    return [every[position] for position in positions]

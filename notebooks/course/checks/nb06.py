@@ -4,7 +4,6 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,43 +18,6 @@ LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.Di
 
 def int32(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-@exercise("6.3", "Is it a range?")
-def _(given: Given) -> str:
-    student = given["contiguous"]
-    cases = [[16, 17, 18, 19, 20], list(range(7)), [9], [0], [4, 6, 5, 7], [4, 9, 2, 7], [7, 6, 5, 4], [3, 4, 6, 7]]
-    cases += [[5, 6, 7, 3], [2, 2]]
-    mistakes = {
-        "`end` is exclusive: it must be the slot after the last one": "inclusive",
-        "You look at the first and the last slot only. [4, 6, 5, 7] is in the wrong order, and [4, 9, 2, 7] has slots "
-        "of other requests in between: their K/V would be overwritten": "ends_only",
-        "You don't look at the order. In [4, 6, 5, 7] two tokens' K/V would be swapped, and [7, 6, 5, 4] is in descending "
-        "order": "any_order",
-        "Slots in descending order are no range: a copy would store the K/V in reverse": "falling",
-        "A single slot is a range, too, and slot 0 is a slot like any other": "not_single",
-    }
-
-    def call(slots: list[int], dtype: torch.dtype) -> list[int | None]:
-        got = student(torch.tensor(slots, dtype=dtype))
-        expect(isinstance(got, tuple | list) and len(got) == 2, f"{slots}: return two values, got {got!r}")
-        return [None if each is None else int(each) for each in got]
-
-    hint = "return the first slot and the one after the last, or (None, None) where the slots are no range"
-    both = [(slots, dtype) for slots in cases for dtype in (torch.int32, torch.int64)]
-    compare(call, _range, both, mistakes, hint=hint)
-    return "order, gaps and single slots"
-
-
-def _range(slots: list[int], dtype: torch.dtype, wrong: Wrong = ()) -> list[int | None]:
-    steps = [after - before for before, after in pairwise(sorted(slots) if "any_order" in wrong else slots)]
-    is_range = all(step == 1 for step in steps) or ("falling" in wrong and all(step == -1 for step in steps))
-    if "ends_only" in wrong:
-        is_range = slots[-1] - slots[0] == len(slots) - 1
-    if not is_range or (len(slots) == 1 and "not_single" in wrong):
-        return [None, None]
-    first, last = min(slots), max(slots)
-    return [slots[0], slots[-1] + 1] if "falling" in wrong else [first, last + ("inclusive" not in wrong)]
 
 
 def refuse_loops(function: Callable[..., Any]) -> None:

@@ -9,18 +9,15 @@ from notebooks.course.expectations import Hint, expect, expect_equal
 from notebooks.course.tables import compare, expect_rows
 
 
-def _expected_chunks(prefix_len: int, num_tokens: int, size: int, spent: int, page_size: int) -> list[tuple[int, int]]:
-    """Token by token: a chunk grows until the round's budget is spent, then shrinks to the last page boundary."""
-    found, done, left = [], prefix_len, size - spent
+def _expected_chunks(prefix_len: int, num_tokens: int, size: int, page_size: int) -> list[tuple[int, int]]:
+    """Token by token: a chunk grows until it is full, then shrinks to the last page boundary."""
+    found, done = [], prefix_len
     while done < num_tokens:
-        end = done
-        while end < num_tokens and end - done < left:
-            end += 1
+        end = min(done + size, num_tokens)
         while end < num_tokens and end % page_size:
             end -= 1
-        if end > done:
-            found.append((done, end))
-        done, left = max(done, end), size
+        found.append((done, end))
+        done = end
     return found
 
 
@@ -32,24 +29,22 @@ def _(given: Given) -> str:
         return [tuple(chunk) for chunk in prompt_chunks(*arguments)]
 
     rows: list[tuple[Any, ...]] = [
-        (0, 10, 64, 0, 1, "A prompt that fits into the first round is one chunk"),
-        (0, 100, 40, 0, 1, "Each round computes 40 tokens, until the prompt ends"),
-        (30, 100, 40, 0, 1, "Cached tokens aren't computed, so the chunks begin at prefix_len"),
-        (0, 100, 40, 15, 1, "Other requests have used 15 of the first round's 40 tokens. A later round has 40 again"),
-        (0, 50, 20, 20, 1, "A round with no budget left gives no chunk at all, not an empty one"),
-        (0, 20, 11, 0, 4, "A chunk in the middle of a prompt must end at a page boundary"),
-        (0, 13, 7, 0, 4, "The last chunk ends where the prompt ends, even if that is in the middle of a page"),
-        (16, 40, 20, 18, 8, "The first round has two tokens left, less than a page of 8, so it gives no chunk"),
-        (16, 18, 20, 18, 8, "The rest of the prompt fits into the rest of the round, so there is one last chunk"),
+        (0, 10, 64, 1, "A prompt that fits is one chunk"),
+        (0, 100, 40, 1, "Each chunk has 40 tokens, until the prompt ends"),
+        (30, 100, 40, 1, "Cached tokens aren't computed, so the chunks begin at prefix_len"),
+        (0, 80, 40, 1, "There is no empty chunk at the end"),
+        (0, 20, 11, 4, "A chunk in the middle of a prompt must end at a page boundary"),
+        (0, 13, 7, 4, "The last chunk ends where the prompt ends, even if that is in the middle of a page"),
+        (16, 22, 7, 4, "The rest of the prompt fits into one chunk, so it isn't cut at a page boundary"),
     ]
     expect_rows(ask, [(*row[:-1], _expected_chunks(*row[:-1]), row[-1]) for row in rows])
     rng, cases = Random(82), []
     for _ in range(300):
         page_size = rng.choice((1, 2, 4, 8))
         size, prefix_len = rng.randint(page_size, 40), rng.randint(0, 5) * page_size
-        cases.append((prefix_len, prefix_len + rng.randint(1, 150), size, rng.randint(0, size), page_size))
-    compare(ask, _expected_chunks, cases, hint="chunks follow one another, each as long as its round allows")
-    return "every token is computed once, and no round computes too many"
+        cases.append((prefix_len, prefix_len + rng.randint(1, 150), size, page_size))
+    compare(ask, _expected_chunks, cases, hint="chunks follow one another, each as long as it may be")
+    return "every token is computed once, and no chunk is too long"
 
 
 @dataclass

@@ -1,14 +1,11 @@
-"""Checks of notebook 12: the buffers of a captured graph, and a sum that depends on the batch."""
+"""Checks of notebook 12: the buffers of a captured graph."""
 
-from functools import reduce
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import torch
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import Hint, a_kind, expect, expect_equal
+from notebooks.course.expectations import expect, expect_equal
 
 SIZE, WIDTH = 6, 100  # of the recorded pass; entries of a row
 
@@ -48,75 +45,3 @@ def _(given: Given) -> str:
             said = f"A batch of {count} in a pass of {SIZE}: `{name}`, and behind the batch {padding[:1]}, not what is left"
             expect_equal(arrays[name].tolist(), [*want.tolist(), *padding], f"{said} of the previous pass. {WHY[name]}")
     return "batches of 6, 3, 1 and 4 requests, one after the other"
-
-
-INPUTS, OUTPUTS = 96, 200
-
-
-@exercise("12.2", "A sum that depends on the batch", points=2)
-def _(given: Given) -> str:
-    linear, generator = given["linear"], torch.Generator().manual_seed(5)
-    x = torch.randn(16, INPUTS, generator=generator).to(torch.bfloat16)
-    weight = torch.randn(OUTPUTS, INPUTS, generator=generator).to(torch.bfloat16)
-    answers = {}
-    for tokens in (1, 2, 3, 4, 6, 8, 12, 16):  # min(tokens, 8) divides the inputs, so every way to split is equal
-        parts, said = min(tokens, 8), f"With {tokens} token{'s' if tokens > 1 else ''}"
-        got = _computed(linear, x[:tokens], weight)
-        error = (got.double() - x[:tokens].double() @ weight.double().T).abs().max().item()
-        expect(error < 2.0, f"{said}, the product is off by {error:.3g}: not all inputs are added up.")
-        again = _computed(linear, x[:tokens], weight)
-        expect(torch.equal(got, again), "The same call twice gives different results.")
-        if not _right(got, x[:tokens], weight, parts):
-            raise Hint(f"{said}, {_mistake(got, x[:tokens], weight, parts)}")
-        answers[tokens] = got
-    differing = (answers[16][0] != answers[1][0]).float().mean().item()
-    expect(differing, "Token 0 has the same bits alone and among 16: your sum doesn't depend on the batch.")
-    return f"{100 * differing:.0f} % of token 0's results change when 15 other tokens join it"
-
-
-def _computed(linear: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    try:
-        got = linear(x.clone(), weight.clone())
-    except RuntimeError as error:
-        if "shape" not in str(error) and "size" not in str(error):
-            raise
-        both = "Split the inputs of both: part i of x's columns belongs to part i of weight's columns."
-        raise Hint(f"torch says {str(error).splitlines()[0]!r}. {both}") from error
-    expect(isinstance(got, torch.Tensor), f"Return a tensor, not {a_kind(got)}.")
-    expect_equal(list(got.shape), [len(x), len(weight)], "The result must be [T, out].")
-    expect(got.dtype is torch.bfloat16, f"The result must be bfloat16, not {str(got.dtype).removeprefix('torch.')}.")
-    return got
-
-
-def _right(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, parts: int) -> bool:
-    """Whether `got` is the sum of so many products, each rounded, rounded again after each addition, in either order."""
-    products = _products(x, weight, parts)
-    return any(_close(got, reduce(torch.add, order)) for order in (products, products[::-1]))
-
-
-def _products(x: torch.Tensor, weight: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    pairs = zip(x.tensor_split(parts, 1), weight.tensor_split(parts, 1), strict=True)
-    return [(some_x.float() @ some_weights.float().T).bfloat16() for some_x, some_weights in pairs]
-
-
-def _close(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Nearly all numbers are equal: products by another kernel may round a few in another way."""
-    return (got == want).float().mean().item() > 0.95
-
-
-def _mistake(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, parts: int) -> str:
-    """What the answer did instead, after "With 4 tokens, "."""
-    if _close(got, torch.stack(_products(x, weight, parts)).float().sum(0).bfloat16()):
-        return (
-            "you round the products, but not the sums: bfloat16 numbers were added in float32 and rounded once (as torch's "
-            "own `sum` does). Add one product after the other, with `+`, in bfloat16."
-        )
-    if _close(got, (x.double() @ weight.double().T).bfloat16()):
-        return (
-            "your result is as exact as one product over all inputs, so its bits don't depend on the batch. Split the "
-            f"inputs into min(T, 8) = {parts} parts, and round each part's product to bfloat16 before you add."
-        )
-    for other in range(1, 17):
-        if other != parts and _right(got, x, weight, other):
-            return f"your result is that of {other} part{'s' if other > 1 else ''}, but min(T, 8) is {parts}."
-    return f"the result isn't that of {parts} products that are added in bfloat16, one after the other."

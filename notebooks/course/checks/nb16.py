@@ -1,85 +1,11 @@
-"""Checks of notebook 16: events in bytes, a token bucket, and a queue that serves several at once."""
+"""Checks of notebook 16: a token bucket, and a queue that serves several at once."""
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 from notebooks.course.exercises import Given, exercise
-from notebooks.course.expectations import a_kind, expect, expect_equal
-from notebooks.course.tables import Mistake, Wrong, compare, expect_refused, expect_rows
-
-STREAM = (
-    b'data: {"text":" She"}\n\ndata: {"text":" caf\xc3\xa9"}\n\n: still there\n\nevent: note\ndata: [1, 2]\n\n'
-    b"data: [DONE]\n\n"
-)
-SEPARATOR = "data: one\u2028line\x85still\n\n".encode()  # line ends for str.splitlines, not for server-sent events
-UNFINISHED = b"data: whole\n\ndata: cut off\n"
-LINES = [  # whole streams in one piece: what is an event, and what is its data
-    (b"data: a\n\n", "One event, in one piece: its data is the text after `data: `, as str."),
-    (b"data: a\n\ndata: b\n\n", "Two events in one piece. A piece may hold several."),
-    (b": hello\n\ndata: a\n\n", "A line that begins with a colon is a comment. An event without data is none."),
-    (b"event: x\nid: 7\ndata: a\n\n", "Only lines that begin with `data:` are data; others are ignored."),
-    (b"data: a: b data: c\n\n", "Only the first colon ends the field's name. What follows is data."),
-    (SEPARATOR, r"Only \n ends a line here. `str.splitlines` knows others, such as U+2028, which may be in a text."),
-    (UNFINISHED, "The last event has no empty line after it: it was cut off, and is no event."),
-    (b"", "Without any bytes there is no event."),
-]
-WAIT = "A piece may end in the middle of a character. Wait until a line is complete, and decode the line."
-
-
-def _events(pieces: Sequence[bytes]) -> list[str]:
-    """What is right, for a whole stream."""
-    events = b"".join(pieces).decode().split("\n\n")[:-1]
-    return [line.removeprefix("data: ") for event in events for line in event.split("\n") if line.startswith("data: ")]
-
-
-def _cut(stream: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """`stream` in pieces of these sizes, which are repeated."""
-    pieces, at, i = list[bytes](), 0, 0
-    while at < len(stream):
-        pieces.append(stream[at : at + sizes[i % len(sizes)]])
-        at, i = at + sizes[i % len(sizes)], i + 1
-    return pieces
-
-
-@exercise("16.1", "Events in bytes", points=2)
-def _(given: Given) -> str:
-    events_of, rng = given["events_of"], random.Random(16)
-
-    def call(pieces: Sequence[bytes]) -> list[Any]:
-        got = events_of(iter(pieces))
-        expect(
-            isinstance(got, Iterator), f"Write a generator: `yield` the data of each event. You return {a_kind(got)}."
-        )
-        try:
-            return list(got)
-        except UnicodeDecodeError:
-            expect(False, WAIT)
-            raise
-
-    expect_rows(call, [([stream], _events([stream]), f"The stream {stream!r}. {hint}") for stream, hint in LINES])
-    cases = [
-        (_cut(stream, sizes),)
-        for stream in (STREAM, SEPARATOR, UNFINISHED, STREAM + SEPARATOR)
-        for sizes in ([1], [2], [3], [5], [7, 1], [16], *([rng.randrange(1, 9) for _ in range(7)] for _ in range(20)))
-    ]
-    hint = "the same stream, cut into pieces that may end anywhere: in a line, between two line ends, in a character (then "
-    hint += "there is a \ufffd if each half is decoded). Keep what is incomplete for the next piece"
-    compare(call, _events, cases, hint=hint)
-    taken = list[bytes]()
-
-    def pieces() -> Iterator[bytes]:
-        for piece in (b"data: 1\n", b"\nda", b"ta: 2\n\n", b"data: 3\n\n"):
-            taken.append(piece)
-            yield piece
-
-    for number, after in zip(events_of(pieces()), (2, 3, 4), strict=False):
-        pause = f"Event {number} is complete with piece {after}, but your code had read {len(taken)} pieces by then."
-        expect(
-            len(taken) == after, f"{pause} A stream may pause for seconds: yield an event as soon as it is complete."
-        )
-    return f"4 streams, cut in {len(cases)} ways"
+from notebooks.course.expectations import expect, expect_equal
+from notebooks.course.tables import Mistake, Wrong, compare, expect_refused
 
 
 class _Bucket:
@@ -96,7 +22,7 @@ class _Bucket:
         return math.ceil((cost - self.level) / self.rate)
 
 
-@exercise("16.2", "A token bucket", points=2)
+@exercise("16.1", "A token bucket", points=2)
 def _(given: Given) -> str:
     kind, rng = given["Bucket"], random.Random(163)
     plays: list[tuple[float, float, list[tuple[float, float]]]] = [
@@ -139,7 +65,7 @@ def _(given: Given) -> str:
     return "63 buckets, about 1,800 requests"
 
 
-@exercise("16.3", "A queue that serves several at once", points=2)
+@exercise("16.2", "A queue that serves several at once", points=2)
 def _(given: Given) -> str:
     rng = random.Random(164)
     cases: list[tuple[list[float], list[float], int]] = [

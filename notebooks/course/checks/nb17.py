@@ -1,58 +1,15 @@
-"""Checks of notebook 17: chained hashes, a routing policy, and a router's memory of what it has sent where."""
+"""Checks of notebook 17: a routing policy, and a router's memory of what it has sent where."""
 
 import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
-import numpy as np
-
-from nanoinfer.cache.block_events import chained_hashes
 from nanoinfer.cluster import LeastLoaded
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint, a_kind, expect
 from notebooks.course.replicas import Informed, View, draw_chats, serve_chats
-from notebooks.course.tables import Mistake, Wrong, compare
-
-
-def _chain(tokens: list[int], size: int, namespace: int, wrong: Wrong = ()) -> list[int]:
-    width, order = 4 if "narrow" in wrong else 8, "big" if "big" in wrong else "little"
-    found, parent = list[int](), 0 if "from_0" in wrong else namespace
-    for at in range(0, len(tokens) - (0 if "rest" in wrong else size - 1), size):
-        data = b"".join(token.to_bytes(width, order) for token in tokens[at : at + size])  # type: ignore[arg-type]
-        data = (parent if "single" not in wrong or not at else namespace).to_bytes(8, order) + data  # type: ignore[arg-type]
-        parent = int.from_bytes(blake2b(data, digest_size=8).digest(), order)  # type: ignore[arg-type]
-        found.append(parent)
-    return found
-
-
-@exercise("17.1", "A chain of hashes", points=2)
-def _(given: Given) -> str:
-    rng = random.Random(171)
-    cases = [([7, 8, 9, 10], 4, 0), ([7, 8, 9, 10] * 2, 4, 5), ([1, 2, 3], 4, 0), ([], 4, 0), ([1, 2, 3, 4, 5], 4, 3)]
-    for _ in range(60):
-        tokens = [rng.randrange(2048) for _ in range(rng.randrange(40))]
-        cases.append((tokens, rng.choice((1, 2, 4, 16)), rng.randrange(2**64)))
-    mistakes: dict[str, Mistake] = {
-        "The first block's data begin with the namespace, not 0.": "from_0",
-        "Your second hash doesn't depend on the first block. Then equal words after different beginnings would have equal "
-        "hashes, and a router would send requests to K/V that doesn't fit. Begin its data with the hash before.": "single",
-        "The bytes are in big-endian order; all of them are `little`.": "big",
-        "Each token has 8 bytes, and not 4.": "narrow",
-        "Only complete blocks have a hash; tokens that are left over at the end have none.": "rest",
-    }
-
-    def right(tokens: list[int], size: int, namespace: int, wrong: Wrong = ()) -> list[int]:
-        if wrong:
-            return _chain(tokens, size, namespace, wrong)
-        return chained_hashes(np.array(tokens, dtype=np.int64), size, namespace)
-
-    hint = "a list: for each complete block a hash of 64 bits, of the hash before (first the namespace) and its tokens"
-    compare(given["hashes_of"], right, cases, mistakes, hint=hint)
-    return "65 prompts, in blocks of 1 to 16 tokens"
-
 
 MOST = 0.7  # of the time with least loaded
 # tokens, (cached, queued, requests) of each replica, the right one, and why
@@ -69,7 +26,7 @@ CASES = [
 ]
 
 
-@exercise("17.2", "Beat least loaded", points=3)
+@exercise("17.1", "Beat least loaded", points=3)
 def _(given: Given) -> str:
     best = given["best"]
     for tokens, states, right, why in CASES:
@@ -145,7 +102,7 @@ PLAYS: list[tuple[str, list[tuple[Any, ...]]]] = [
 ]
 
 
-@exercise("17.3", "Mend the herd", points=3)
+@exercise("17.2", "Mend the herd", points=3)
 def _(given: Given) -> str:
     kind = given["Memory"]
     for why, play in PLAYS:

@@ -1,4 +1,4 @@
-"""block_slots: from the index of a token to its slot, by the request's row, by its block table, and by CANN's kernel."""
+"""block_slots: from the index of a token to its slot, by the request's row and by its block table."""
 
 from functools import partial
 
@@ -34,13 +34,13 @@ def record_rows(llm: LLM) -> list[list[int]]:
 
 
 def block_slots(llm: LLM) -> InteractiveFigure:
-    """Request and index → entry, block, offset and slot, and the slot that the kernel finds instead."""
+    """Request and index → entry, block, offset and slot."""
     rows = record_rows(llm)
     tables = [([slot // SIZE for slot in row[::SIZE]] + [-1] * WIDTH)[:WIDTH] for row in rows]
     return InteractiveFigure(
         "In which slot is token n of a request?",
         "Drag the index. The row names the slot, the block table its block, and the remainder is the offset. Both give "
-        "the slot with the pink frame. Orange is the entry that CANN's kernel reads, and the slot that it finds.",
+        "the slot with the pink frame.",
         [
             Control("request", "request", range(3), [f"{name} (row {i})" for i, name in enumerate(NAMES)], 1, False),
             Control("n", "index n of the token", list(range(TOKENS)), start=17),
@@ -54,8 +54,6 @@ def block_slots(llm: LLM) -> InteractiveFigure:
 def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int) -> Frame:
     entry, offset = divmod(n, SIZE)
     slot = rows[request][n] if n < len(rows[request]) else -1
-    taken = tables[0][entry] + WIDTH * request
-    kernel = taken * SIZE + offset
     owners = [[name for name, row in zip(NAMES, rows, strict=True) if slot in row] for slot in range(SLOTS)]
     looks = ["free" if not of else "locked" if len(of) > 1 else f"r{NAMES.index(of[0])}" for of in owners]
 
@@ -64,27 +62,19 @@ def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int)
 
     slots = [[Cell(looks[s], str(s), read(i, k, n)) for k, s in enumerate(row)] for i, row in enumerate(rows)]
     blocks = [
-        [
-            Cell(looks[b * SIZE] if b >= 0 else "free", str(b), read(i, k, entry) or "written" * ((i, k) == (0, entry)))
-            for k, b in enumerate(table)
-        ]
+        [Cell(looks[b * SIZE] if b >= 0 else "free", str(b), read(i, k, entry)) for k, b in enumerate(table)]
         for i, table in enumerate(tables)
     ]
-    marks = {kernel: "written"} | {slot: "read"}
-    pool = [Cell(look, str(s), marks.get(s, "")) for s, look in enumerate(looks)]
+    pool = [Cell(look, str(s), "read" * (s == slot)) for s, look in enumerate(looks)]
     starts = range(0, SLOTS, ACROSS)
     lines = [CellRow(f"blocks {s // SIZE}–{(s + ACROSS) // SIZE - 1}", pool[s : s + ACROSS]) for s in starts]
     block = tables[request][entry]
     numbers = [
         Number("entry and offset", f"{n} // {SIZE} = {entry}, {n} % {SIZE} = {offset}"),
         Number(
-            f"table[{request}, {entry}], the right one",
+            f"table[{request}, {entry}]",
             f"block {block}, slot {block} · {SIZE} + {offset} = {slot}" if slot >= 0 else "no token yet",
             strong=True,
-        ),
-        Number(
-            f"table[0, {entry}] + {WIDTH} · {request}, the kernel's",
-            f"block {tables[0][entry]} + {WIDTH * request} = {taken}, slot {taken} · {SIZE} + {offset} = {kernel}",
         ),
     ]
     wide = [padded(cells, TOKENS) for cells in slots]
@@ -98,12 +88,7 @@ def _frame(rows: list[list[int]], tables: list[list[int]], request: int, n: int)
     if slot < 0:
         room = "Its block is in the table already" if block >= 0 else "It needs a block, which isn't in the table yet"
         return Frame(panels, f"{name} has no token {n} yet. {room}.")
-    said = f"Token {n} of {name} is in slot {slot}."
-    if kernel == slot:
-        return Frame(panels, f"{said} The kernel finds the same: it reads row 0, which is {name}'s.")
-    over = " and ".join(owners[kernel]) if kernel < SLOTS else ""
-    where = f"over K/V of {over}" if over else "which is empty" if kernel < SLOTS else "beyond the buffer"
-    return Frame(panels, f"{said} The kernel reads FOX's table, and the pass would write to slot {kernel}, {where}.")
+    return Frame(panels, f"Token {n} of {name} is in slot {slot}.")
 
 
 def _named(lines: list[list[Cell]]) -> list[CellRow]:

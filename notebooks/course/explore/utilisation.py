@@ -76,12 +76,13 @@ def utilisation(_: object = None) -> InteractiveFigure:
         numbers = [
             Number("arrive per second, where one per second can be served", f"{load:g}"),
             Number("must wait", f"{late:.0%}"),
-            Number("wait on average", f"{mean:.1f} s", strong=True),
+            Number("mean wait, of all requests", f"{mean:.1f} s", strong=True),
             Number("p99, from arrival to answer", f"{slow[load]:.1f} s", strong=True),
         ]
         said = (
-            f"The server is idle {1 - load:.0%} of the time; {late:.0%} of the requests wait, {mean:.1f} s on average. "
-            f"Half have their answer within {half[load]:.1f} s; one in a hundred needs more than {slow[load]:.1f} s."
+            f"The server is idle {1 - load:.0%} of the time; {late:.0%} of the requests wait. The mean wait of all "
+            f"is {mean:.1f} s. Half have their answer within {half[load]:.1f} s; one in a hundred needs more than "
+            f"{slow[load]:.1f} s."
         )
         bars = Bars(f"p99 from arrival to answer, of {MANY:,} requests each", bars_of(texts, name_of(load)), 52)
         return Frame([timeline(load), bars, Numbers("At this utilisation", numbers)], said)

@@ -3,10 +3,12 @@
 from notebooks.course.pictures.blocks import hashed_blocks, tiers
 from notebooks.course.pictures.network import decoder, split_product
 from notebooks.course.pictures.passes import adapter_rows, drafted_text, padded_batch, session_steps
+from notebooks.course.pictures.small_engine import computed_tokens, small_memory
 from notebooks.course.pictures.spans import kernel_times, lanes
 
 __all__ = [
     "adapter_rows",
+    "computed_tokens",
     "decoder",
     "drafted_text",
     "hashed_blocks",
@@ -14,6 +16,7 @@ __all__ = [
     "lanes",
     "padded_batch",
     "session_steps",
+    "small_memory",
     "split_product",
     "tiers",
 ]

@@ -1,0 +1,15 @@
+"use strict";
+// A figure is as high as its content. Pages opened from a folder may not look into one another: there, it keeps its height.
+for (const frame of document.querySelectorAll("iframe")) {
+  const fit = () => {
+    const content = frame.contentDocument?.body;
+    if (content?.childElementCount) new ResizeObserver(() => { frame.style.height = `${content.scrollHeight + 2}px`; }).observe(content);
+  };
+  frame.addEventListener("load", fit);
+  fit();
+}
+// For the keyboard, and for those who only hear the page.
+for (const wide of document.querySelectorAll("pre, .table-wrapper")) {
+  if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+}
+document.querySelector(".toc-drawer").ariaLabel = document.querySelector(".toc-title")?.textContent.trim() ?? "";
