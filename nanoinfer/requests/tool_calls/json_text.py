@@ -18,10 +18,6 @@ class BrokenError(Exception):
     """What follows is not JSON, or ends too early."""
 
 
-def ignore(text: str) -> None:
-    """Hand on nothing."""
-
-
 def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on one value as it is written, piece by piece, so no number is rounded; only control characters in strings
     become what JSON allows. BrokenError, where brackets do not match or another character stands."""
@@ -60,12 +56,12 @@ def _read_string(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
         assert found is not None, "it may be empty"
         cursor.at = found.end()
         add(escaped(found[0]))
-        character = yield from cursor.next()
+        character = yield from cursor.peek()
+        if character not in ('"', "\\", ""):
+            continue  # more of the same has come
+        cursor.at += len(character)
         if character == "\\":
             character += yield from cursor.next()
-        elif character not in ('"', ""):
-            cursor.at -= 1  # more of the same
-            continue
         if character in ("", "\\"):
             raise BrokenError
         add(character)
