@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
-from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, CallEnd, Part, Reasoning, Text
+from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in, usage_of
 from nanoinfer.server.generation import Generation, GenerationRequest
@@ -95,8 +95,6 @@ class MessagesFormatter(ResponseFormatter):
         if isinstance(part, Arguments):
             self._arguments += part.text
             return self._delta("input_json_delta", "partial_json", part.text)
-        assert isinstance(part, CallEnd), "there is no other"
-        self._content[-1]["input"] = _object(self._arguments)
         return self._close()
 
     def _open(self, block: dict[str, Any]) -> str:
@@ -110,8 +108,12 @@ class MessagesFormatter(ResponseFormatter):
 
     def _close(self) -> str:
         """End the block that is open, if one is."""
-        was_open, self._is_open = self._is_open, False
-        return self._event("content_block_stop", index=len(self._content) - 1) if was_open else ""
+        if not self._is_open:
+            return ""
+        self._is_open = False
+        if self._content[-1]["type"] == "tool_use":
+            self._content[-1]["input"] = _object(self._arguments)
+        return self._event("content_block_stop", index=len(self._content) - 1)
 
     def _event(self, kind: str, **fields: Any) -> str:
         return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"
