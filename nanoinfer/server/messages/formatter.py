@@ -38,7 +38,7 @@ class MessagesFormatter(ResponseFormatter):
     ):
         super().__init__(f"msg_{uuid4().hex}", request, service.token_names, include_usage=True)
         self._replies = Replies(service, chat, request, tools)
-        self._parser, self._token_ids = self._replies.parser(), list[int]()
+        self._parser = self._replies.parser()
         self._request_id, self._max_tokens, self._has_begun = request_id, body.max_tokens, False
         self._content: list[dict[str, Any]] = []
         self._is_open, self._arguments = False, ""
@@ -66,8 +66,8 @@ class MessagesFormatter(ResponseFormatter):
 
     def _read(self, part: StreamPiece | CompletionOutput) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
-        self._token_ids += part.token_ids
         reason = reason_in(part)
+        self._replies.note(0, part.token_ids, reason is not None)
         events = "".join([self._add(each) for each in self._parser.read(part.text, reason is not None)])
         if reason is None:
             return events
@@ -127,12 +127,13 @@ class MessagesFormatter(ResponseFormatter):
 
     def _usage(self, cached: int, output: int) -> dict[str, Any]:
         """Anthropic's: `input_tokens` are those that were computed."""
+        details = self._replies.usage().get("completion_tokens_details", {})
         return {
             "input_tokens": self.request.prompt_tokens - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": output,
-            "output_tokens_details": {"thinking_tokens": self._replies.reasoning_tokens(self._token_ids) or 0},
+            "output_tokens_details": {"thinking_tokens": details.get("reasoning_tokens", 0)},
             **NOTHING,
         }
 
