@@ -113,6 +113,7 @@ def test_a_loop_with_a_tool(agent: Running, stream: bool) -> None:
 
     first = create(ASKED)
     assert (without_ids(first)["content"], first["stop_reason"]) == (BLOCKS, "tool_use")
+    assert first["usage"]["output_tokens_details"] == {"thinking_tokens": 4}
     result = {
         "type": "tool_result",
         "tool_use_id": first["content"][-1]["id"],
