@@ -58,7 +58,8 @@ class Mistral(MistralList):
         return CALLS in template and ARGS in template
 
     def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        return f"{tag(CALLS)} {quoted(name)} {tag(ARGS)}", ""
+        call_id = f"({tag(CALL_ID)} /[a-zA-Z0-9]{{{self.id_length}}}/)?"  # of v11 alone
+        return f"{tag(CALLS)} {quoted(name)} {call_id} {tag(ARGS)}", ""
 
     def _all(self, tag: Tag) -> list[str]:
         return ["", ""]

@@ -7,6 +7,7 @@ in the process that serves: compiling takes the same way every time, and has twi
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ MEMORY_BYTES = 2 * 2**30  # of the helper's address space
 MAX_IDLE = 2  # helpers that are kept for the next grammar
 PROGRAM = (sys.executable, "-I", "-S", __file__)  # isolated, and without torch, it starts in a tenth of a second
 
+_SPECIAL = re.compile(r"(?<![?P])<(?:\[[^\]]*\]|[|\w]+)>")  # in Lark; what stands before may be a group's name
+
 _stack_size = threading.Lock()  # the size of stacks is a setting of the whole process
 
 
@@ -37,7 +40,9 @@ class Trials:
         self._idle: list[subprocess.Popen[str]] = []
 
     def failure(self, text: str, limits: Mapping[str, Any], seconds: float) -> str:
-        """Why the grammar `text` cannot be compiled; empty if it can. TimeoutError if that is not known in `seconds`."""
+        """Why the grammar `text` cannot be compiled; empty if it can. TimeoutError if that is not known in `seconds`. The
+        helper has another vocabulary, so any special token stands for each."""
+        text = _SPECIAL.sub("<[0]>", text)
         try:
             helper = self._idle.pop()
         except IndexError:
