@@ -286,16 +286,23 @@ def test_chats_survive_a_reload_until_they_are_deleted(browser: webdriver.Chrome
         assert find(page, "#not-kept").is_displayed()
 
 
-def test_without_storage_and_with_reasoning_a_chat_goes_on(browser: webdriver.Chrome, tmp_path: Path) -> None:
+DENIED = """
+for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });"""
+THOUGHTS = """
+answerTo = async function* () {
+  yield { text: "", reasoning: "I think." };
+  yield { text: "Yes.", reasoning: "" };
+};"""
+
+
+def test_without_storage_and_with_reasoning_a_chat_goes_on(browser: webdriver.Chrome) -> None:
     with letters(show_prompts=True) as server:
+        script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": DENIED})
         page = opened(browser, server.up.url)
-        page.execute_script("""
-            for (const name of ["localStorage", "sessionStorage"])
-              Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
-            answerTo = async function* () {
-              yield { text: "", reasoning: "I think." };
-              yield { text: "Yes.", reasoning: "" };
-            };""")
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+        assert "kept in this page only" in find(page, "#no-messages").text
+        page.execute_script(THOUGHTS)
         assert ask(page, "abc") == "Yes."
         assert texts(page, ".message.assistant .reasoning .words") == ["I think."]
         assert not find(page, ".reasoning .words").is_displayed(), "it is folded"

@@ -1,6 +1,7 @@
 """Arguments that are not written as one JSON object: their schemas, one by one, and the types that these allow."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,9 +29,9 @@ TYPES = dict[type, set[str]](
 ) | {list: {"array"}}
 
 
-def properties_of(name: str, schema: Any) -> list[tuple[str, dict[str, Any], bool]]:
+def properties_of(name: str, schema: Any, names: re.Pattern[str]) -> list[tuple[str, dict[str, Any], bool]]:
     """(name, schema, whether it is required) of the arguments of a function. ValueError where its schema says more than
-    this."""
+    this, or where a name is none of `names`."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise ValueError(f"the parameters of {name!r}: must be of type object")
     if others := sorted(schema.keys() - HARMLESS):
@@ -38,6 +39,9 @@ def properties_of(name: str, schema: Any) -> list[tuple[str, dict[str, Any], boo
             f"the parameters of {name!r}: {others[0]}: cannot be demanded in this model's tool-call format"
         )
     properties, required = schema.get("properties", {}), schema.get("required", [])
+    for each in (name, *properties, *required):
+        if not each or not names.fullmatch(each):
+            raise ValueError(f"the parameters of {name!r}: {each!r}: is no name in this model's tool-call format")
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     found = {**properties, **{key: {} for key in required if key not in properties}}
     return [

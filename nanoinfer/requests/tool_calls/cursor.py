@@ -137,6 +137,12 @@ class Cursor:
                 return ""
         return self.text[self.at]
 
+    def next(self) -> Reads[str]:
+        """Read the next character; empty at the end."""
+        character = yield from self.peek()
+        self.at += len(character)
+        return character
+
     def take(self, wanted: str) -> Reads[bool]:
         """Read `wanted`, if it comes next."""
         while not self.text.startswith(wanted, self.at):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from nanoinfer.requests.tool_calls.call_format import JsonCalls, Schemas, Tag, quoted
-from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
+from nanoinfer.requests.tool_calls.cursor import Cursor, Reads
 from nanoinfer.requests.tool_calls.json_text import read_arguments
 from nanoinfer.requests.tool_calls.reasoning import ReasoningFormat, text_until
 
@@ -14,11 +14,10 @@ CALLED = re.compile(r"to=functions\.([\w.\-]+)")
 
 
 class GptOss(JsonCalls):
-    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`"""
+    """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`, which Channels reads"""
 
     name = "gptoss"
-
-    begins, ends = (START, CHANNEL, CONSTRAIN, MESSAGE), ENDS
+    ends = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 
     def is_in(self, template: str) -> bool:
         return CHANNEL in template
@@ -29,11 +28,6 @@ class GptOss(JsonCalls):
 
     def grammar(self, functions: Schemas, parallel: bool, tag: Tag) -> tuple[list[str], Schemas]:
         return super().grammar(functions, False, tag)  # an end token follows a call
-
-    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
-        """Channels reads them."""
-        raise NotACall
-        yield
 
 
 class Channels(ReasoningFormat):

@@ -18,10 +18,6 @@ class BrokenError(Exception):
     """What follows is not JSON, or ends too early."""
 
 
-def ignore(text: str) -> None:
-    """Hand on nothing."""
-
-
 def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on one value as it is written, piece by piece, so no number is rounded; only control characters in strings
     become what JSON allows. BrokenError, where brackets do not match or another character stands."""
@@ -54,27 +50,23 @@ def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
 
 def _read_string(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on a string, of which the next character is the first quote."""
-    cursor.at += 1
-    add('"')
+    add((yield from cursor.next()))
     while True:
-        while (found := IN_STRING.match(cursor.text, cursor.at)) and found.end() == len(cursor.text):
-            cursor.at = found.end()
-            add(escaped(found[0]))  # as far as it is there
-            if not (yield from cursor.more()):
-                raise BrokenError
+        found = IN_STRING.match(cursor.text, cursor.at)  # as far as it is there
         assert found is not None, "it may be empty"
         cursor.at = found.end()
         add(escaped(found[0]))
-        if cursor.text[cursor.at] == '"':
-            cursor.at += 1
-            add('"')
+        character = yield from cursor.peek()
+        if character not in ('"', "\\", ""):
+            continue  # more of the same has come
+        cursor.at += len(character)
+        if character == "\\":
+            character += yield from cursor.next()
+        if character in ("", "\\"):
+            raise BrokenError
+        add(character)
+        if character == '"':
             return
-        while len(cursor.text) < cursor.at + 2:
-            if not (yield from cursor.more()):
-                raise BrokenError
-        pair = cursor.text[cursor.at : cursor.at + 2]
-        cursor.at += 2
-        add(pair)
 
 
 def escaped(text: str) -> str:

@@ -45,12 +45,7 @@ class Pythonic(CallFormat):
         more = ' (", " call)*' if parallel else ""
         rules, parts = [f"calls: {before} call{more} {behind}", f"call: {alternatives}"], {}
         for i, (name, schema) in enumerate(functions.items()):
-            properties = properties_of(name, schema)
-            for each in (name, *(key for key, _, _ in properties)):
-                if not NAME.fullmatch(each) or not each:
-                    raise ValueError(
-                        f"the parameters of {name!r}: {each!r} is no name in this model's tool-call format"
-                    )
+            properties = properties_of(name, schema, NAME)
             rules.append(f'call{i}: {quoted(f"{name}(")} first{i}_0 ")"')
             for j, (key, inner, is_required) in enumerate(properties):
                 value, rest = f"{quoted(f'{key}=')} @a{i}_{j}", f"more{i}_{j + 1}"
@@ -163,34 +158,18 @@ def read_literal(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
 def _string(cursor: Cursor) -> Reads[str]:
     """A string, as JSON."""
     quote = yield from cursor.peek()
-    ending = quote * 3 if (yield from cursor.take(quote * 3)) else quote
-    if ending == quote:
-        yield from cursor.take(quote)
-        if (yield from cursor.take(quote)):
-            return '""'
+    ending = (yield from cursor.take_any((quote * 3, quote))) or quote
     body = ""
     while not (yield from cursor.take(ending)):
-        body += yield from cursor.run(IN_STRING[quote])
-        character = yield from cursor.peek()
-        cursor.at += 1
-        if character == "\\":
-            character += yield from cursor.peek()
-            cursor.at += 1
-        elif character == "":
+        piece = yield from cursor.run(IN_STRING[quote])
+        piece = piece or (yield from cursor.next())
+        if piece == "\\":
+            piece += yield from cursor.next()
+        if not piece:
             raise BrokenError
-        elif len(ending) == 1:
-            cursor.at -= 1
-            continue
-        else:
-            cursor.at -= 1
-            if (yield from cursor.take(ending)):
-                break
-            cursor.at += 1
-        body += character
+        body += piece.replace("\n", "\\n").replace("\r", "\\r")
     try:
-        value = ast.literal_eval(
-            f"{ending}{body.replace(chr(10), chr(92) + 'n').replace(chr(13), chr(92) + 'r')}{ending}"
-        )
+        value = ast.literal_eval(f"{ending}{body}{ending}")
     except (ValueError, SyntaxError):
         raise BrokenError from None
     try:

@@ -68,12 +68,7 @@ class QwenXml(CallFormat):
         rules = [f"calls: call{' (' + quoted(chr(10)) + ' call)*' if parallel else ''}", f"call: {alternatives}"]
         parts: dict[str, Any] = {}
         for i, (name, schema) in enumerate(functions.items()):
-            arguments, properties = "", properties_of(name, schema)
-            for each in (name, *(key for key, _, _ in properties)):
-                if not NAME.fullmatch(each) or not each:
-                    raise ValueError(
-                        f"the parameters of {name!r}: {each!r} is no name in this model's tool-call format"
-                    )
+            arguments, properties = "", properties_of(name, schema, NAME)
             for j, (key, inner, is_required) in enumerate(properties):
                 arguments += f" a{i}_{j}{'' if is_required else '?'}"
                 begin = quoted(f"{PARAMETER}{key}>\n")

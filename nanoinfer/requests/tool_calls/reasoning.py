@@ -73,9 +73,9 @@ class ReasoningFormat:
 
 def text_until(end: str, tag: Tag) -> tuple[str, list[str]]:
     """A rule for any text up to a tag, with the tag if that is no special token; and what else it needs."""
-    if tag(end).startswith("<["):
-        return "THOUGHT", ["THOUGHT: /(?s:.*)/"]
     escaped = re.escape(end).replace("/", r"\/")
+    if tag(end).startswith("<["):
+        return "THOUGHT", [f"THOUGHT: /(?s:.*)/ & ~/(?s:.*{escaped}.*)/"]
     return "thought", ["thought[lazy]: THOUGHT", f"THOUGHT: /(?s:.*){escaped}/ & ~/(?s:.*{escaped}.+)/"]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
-from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, CallEnd, Part, Reasoning, Text
+from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in, usage_of
 from nanoinfer.server.generation import Generation, GenerationRequest
@@ -38,7 +38,7 @@ class MessagesFormatter(ResponseFormatter):
     ):
         super().__init__(f"msg_{uuid4().hex}", request, service.token_names, include_usage=True)
         self._replies = Replies(service, chat, request, tools)
-        self._parser, self._token_ids = self._replies.parser(), list[int]()
+        self._parser = self._replies.parser()
         self._request_id, self._max_tokens, self._has_begun = request_id, body.max_tokens, False
         self._content: list[dict[str, Any]] = []
         self._is_open, self._arguments = False, ""
@@ -66,8 +66,8 @@ class MessagesFormatter(ResponseFormatter):
 
     def _read(self, part: StreamPiece | CompletionOutput) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
-        self._token_ids += part.token_ids
         reason = reason_in(part)
+        self._replies.note(0, part.token_ids, reason is not None)
         events = "".join([self._add(each) for each in self._parser.read(part.text, reason is not None)])
         if reason is None:
             return events
@@ -95,8 +95,6 @@ class MessagesFormatter(ResponseFormatter):
         if isinstance(part, Arguments):
             self._arguments += part.text
             return self._delta("input_json_delta", "partial_json", part.text)
-        assert isinstance(part, CallEnd), "there is no other"
-        self._content[-1]["input"] = _object(self._arguments)
         return self._close()
 
     def _open(self, block: dict[str, Any]) -> str:
@@ -110,8 +108,12 @@ class MessagesFormatter(ResponseFormatter):
 
     def _close(self) -> str:
         """End the block that is open, if one is."""
-        was_open, self._is_open = self._is_open, False
-        return self._event("content_block_stop", index=len(self._content) - 1) if was_open else ""
+        if not self._is_open:
+            return ""
+        self._is_open = False
+        if self._content[-1]["type"] == "tool_use":
+            self._content[-1]["input"] = _object(self._arguments)
+        return self._event("content_block_stop", index=len(self._content) - 1)
 
     def _event(self, kind: str, **fields: Any) -> str:
         return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"
@@ -125,12 +127,13 @@ class MessagesFormatter(ResponseFormatter):
 
     def _usage(self, cached: int, output: int) -> dict[str, Any]:
         """Anthropic's: `input_tokens` are those that were computed."""
+        details = self._replies.usage().get("completion_tokens_details", {})
         return {
             "input_tokens": self.request.prompt_tokens - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": output,
-            "output_tokens_details": {"thinking_tokens": self._replies.reasoning_tokens(self._token_ids) or 0},
+            "output_tokens_details": {"thinking_tokens": details.get("reasoning_tokens", 0)},
             **NOTHING,
         }
 

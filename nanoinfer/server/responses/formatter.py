@@ -21,6 +21,7 @@ from nanoinfer.server.service import Service
 
 Keep = Callable[[dict[str, Any]], None]
 ENCRYPTED = "reasoning.encrypted_content"  # in `include`; see `thought_of`
+NOT_REASONED = {"completion_tokens_details": {"reasoning_tokens": 0}}
 # Fields of a response: those of the request, those of its SamplingParams, and those that are null until they are told.
 SAME = ("instructions", "previous_response_id", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
 SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
@@ -59,7 +60,7 @@ class ResponsesFormatter(ResponseFormatter):
         self._number, self._reason = 0, ""
         self._namespaces = {name: (space, tool.name) for name, (space, tool) in functions_of(body)}
         self._replies = Replies(service, chat, request, tools)
-        self._parser, self._token_ids = self._replies.parser(), list[int]()
+        self._parser = self._replies.parser()
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
         reason = reason_in(piece)
@@ -88,7 +89,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def _read(self, part: StreamPiece | CompletionOutput, reason: str | None) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
-        self._token_ids += part.token_ids
+        self._replies.note(0, part.token_ids, reason is not None)
         if self._top_logprobs is not None and part.logprobs:
             of_text = [entry for entry in part.logprobs if self.names[next(iter(entry))].is_text]
             self._logprobs += chat_logprobs(self.names, of_text, self._top_logprobs)["content"]
@@ -193,12 +194,12 @@ class ResponsesFormatter(ResponseFormatter):
         return response
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        usage = usage_of(generation)
+        usage = {**NOT_REASONED, **usage_of(generation), **self._replies.usage()}
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._replies.reasoning_tokens(self._token_ids) or 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
 

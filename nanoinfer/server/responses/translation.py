@@ -39,8 +39,8 @@ _STORED: TypeAdapter[list[Any]] = TypeAdapter(list[Item])
 
 
 def conversation_of(store: ResponseStore, body: ResponsesRequest) -> list[Any]:
-    """All items before the answer: those of the previous response, then the input. ApiError (404) where
-    one is not stored."""
+    """All items before the answer: those of the previous response, then the input. ApiError (404) where one is
+    not stored."""
     items = list[Any]()
     if body.previous_response_id is not None:
         items += _STORED.validate_json(store.get(body.previous_response_id, "previous_response_id").items)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoinfer.requests.tool_calls.arguments import types_of
 from nanoinfer.requests.tool_calls.cursor import Reasoning
 from nanoinfer.requests.tool_calls.gptoss import CHANNELS
 from nanoinfer.requests.tool_calls.registry import CALL_FORMATS, format_of, reasoning_of, renders_tools
@@ -133,6 +134,50 @@ def test_arguments_are_given_as_they_come(name: str, before: str, piece: str, fo
     parser = ReplyParser(FORMATS[name], schemas=SCHEMAS)
     assert parser.read(before)
     assert found in "".join(getattr(part, "text", "") for part in parser.read(piece))
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "schema", "message"),
+    [
+        ("pythonic", "f", {"minProperties": 1}, "of 'f': minProperties: cannot be demanded"),
+        ("pythonic", "f", {"properties": {"a b": {}}}, "of 'f': 'a b': is no name"),
+        ("gemma3", "f(", {}, "'f\\(': is no name"),
+        ("qwen3_coder", "f", {"type": "array"}, "of 'f': must be of type object"),
+        ("qwen3_coder", "f", {"required": ["<"]}, "'<': is no name"),
+        (
+            "qwen3_coder",
+            "f",
+            {"properties": {"a": {"type": "string", "pattern": "x"}}},
+            "of 'f': a: pattern: cannot be",
+        ),
+        ("qwen3_coder", "f", {"properties": {"a": {"enum": ["</parameter>"]}}}, "of 'f': a: enum: cannot be"),
+    ],
+)
+def test_what_a_format_cannot_demand_exactly_is_refused(
+    name: str, function: str, schema: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        FORMATS[name].grammar({function: schema}, True, json.dumps)
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "number"}, {"number", "integer"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, 1.5, True, None]}, {"string", "integer", "number", "boolean", "null"}),
+        ({"const": {}}, {"object"}),
+        ({"oneOf": [{"type": "array"}, {"const": "a"}]}, {"array", "string"}),
+        ({"anyOf": [{"type": "array"}, {}]}, None),
+        ({"$ref": "#/$defs/a"}, {"string"}),
+        ({"$ref": "#/$defs/b"}, None),
+        ({"$ref": "https://x"}, None),
+        (True, None),
+    ],
+)
+def test_the_types_that_a_schema_allows(schema: Any, types: set[str] | None) -> None:
+    root = {"$defs": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/b"}}}
+    assert types_of(schema, root) == types
 
 
 # What is characteristic of each template; those of real models are in tests/server/test_tools.py.

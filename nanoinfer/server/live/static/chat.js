@@ -253,6 +253,7 @@ $("#delete").addEventListener("click", () => {
 });
 $("#delete").addEventListener("blur", () => ($("#delete").textContent = "Delete"));
 addEventListener("storage", listChats); // another tab has kept or deleted one
+if (Chats.attempt(() => localStorage) === null) $("#kept").textContent = "What you write is kept in this page only, until you close it.";
 showChat(Chats.read(Chats.stayed()));
 
 // --- models ------------------------------------------------------------------------------------------------------------
