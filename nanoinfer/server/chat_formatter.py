@@ -1,12 +1,13 @@
 """What /v1/chat/completions answers."""
 
+from collections import defaultdict
 from typing import Any
 
 from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
-from nanoinfer.server.generation import GenerationRequest
+from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from nanoinfer.server.protocol import ChatRequest
 from nanoinfer.server.replies import Replies
@@ -26,6 +27,8 @@ class ChatFormatter(ResponseFormatter):
         self._tools, self._replies = tools, Replies(service, body, request, tools)
         self._parsers: dict[int, ReplyParser] = {}  # by choice
         self._begun: set[int] = set()
+        self._token_ids = defaultdict[int, list[int]](list)  # by choice; of a stream by a model that thinks
+        self._reasoning_tokens: int | None = None
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
         reason = reason_in(piece)
@@ -45,7 +48,10 @@ class ChatFormatter(ResponseFormatter):
         if delta or any(more.values()):
             events += self._delta(i, delta, **more)
         events += "".join([self._delta(i, each) for each in deltas])
+        if self._replies.may_have_parts:
+            self._token_ids[i] += piece.token_ids
         if reason is not None:
+            self._count(self._token_ids.pop(i, []))
             calls = self._parsers[i].calls if i in self._parsers else 0
             events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
         return events
@@ -68,6 +74,17 @@ class ChatFormatter(ResponseFormatter):
                 deltas.append(delta)
         return deltas
 
+    def _count(self, token_ids: list[int]) -> None:
+        """Count the tokens of a choice that are reasoning."""
+        if (count := self._replies.reasoning_tokens(token_ids)) is not None:
+            self._reasoning_tokens = (self._reasoning_tokens or 0) + count
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        usage = super().usage(generation)
+        if self._reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
+        return usage
+
     def _reason(self, reason: str, calls: int) -> str:
         """OpenAI's: a call that the client has named is no reason of its own."""
         return "tool_calls" if calls and reason == "stop" and not self._tools.is_named else reason
@@ -75,6 +92,7 @@ class ChatFormatter(ResponseFormatter):
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         completion = output.outputs[k]
         reply = self._replies.whole(completion.text)
+        self._count(completion.token_ids)
         reason = self._reason(str(completion.finish_reason), len(reply.calls))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if reply.reasoning:

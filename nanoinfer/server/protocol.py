@@ -238,6 +238,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     unsupported = {"audio": (), "function_call": ()}
 
@@ -263,6 +264,7 @@ class ChatTemplateFields(Strict):
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Label | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -1,9 +1,9 @@
 """Replies: how the completions of a chat request are read: reasoning, text, and calls."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
-from nanoinfer.requests.tool_calls.gptoss import Channels
 from nanoinfer.requests.tool_calls.registry import HERMES, format_of, reasoning_of
 from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.server.generation import GenerationRequest
@@ -47,10 +47,9 @@ class Replies:
     def __init__(self, service: Service, body: ChatRequest, request: GenerationRequest, tools: Tools):
         tokenizer = service.tokenizer
         self._format = (format_of(tokenizer) or HERMES) if tools.definitions is not None else None
-        self._reasoning = reasoning_of(tokenizer)
-        if request.grammar_field is not None and not isinstance(self._reasoning, Channels):
-            self._reasoning = None  # a grammar holds from the first token
-        self._is_thinking = self._reasoning is not None and self._reasoning.is_open(tokenizer, request.prompts[0])
+        self._tokenizer, self._reasoning = tokenizer, reasoning_of(tokenizer)
+        state = None if self._reasoning is None else self._reasoning.state(tokenizer, request.prompts[0])
+        self._is_thinking = state == "open"
         self._schemas = tools.schemas
         self._hidden = special_tags(service, body, tools)
         self.may_have_parts = self._format is not None or self._reasoning is not None
@@ -58,6 +57,12 @@ class Replies:
     def parser(self) -> ReplyParser:
         """What reads one of them, piece by piece."""
         return ReplyParser(self._format, self._reasoning, self._is_thinking, self._hidden, self._schemas)
+
+    def reasoning_tokens(self, token_ids: Sequence[int]) -> int | None:
+        """How many tokens of a completion are reasoning; None if the model has none."""
+        if self._reasoning is None:
+            return None
+        return self._reasoning.count_tokens(self._tokenizer, token_ids, self._is_thinking)
 
     def whole(self, text: str) -> Reply:
         """The reply that the text of a completion is."""

@@ -64,6 +64,11 @@ class ParsedFields:
             self.values[ours] = value
             self.names[ours] = theirs
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether it asks for a grammar."""
+        return any(name in self.values for name in GRAMMAR_FIELDS)
+
     def _add_grammars(self, body: GenerationFields) -> None:
         if (outputs := body.structured_outputs) is not None:
             for name, value in outputs.model_dump(exclude_none=True, by_alias=True).items():
@@ -109,6 +114,8 @@ async def chat_request(
     if special_tags(service, body, tools):  # the parser of the reply must see them
         fields.values["skip_special_tokens"] = False
     _restrict(fields, tools)
+    if (reasoning := reasoning_of(service.tokenizer)) is not None and fields.has_grammar:
+        fields.values["reasoning"] = reasoning.state(service.tokenizer, prompt)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     fields.names["logprobs"] = "top_logprobs"
     return make_request(service, [prompt], ["messages"], body.model, fields, wanted, default, body.n, body.cache_salt)
@@ -190,6 +197,10 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
     for name in ("add_generation_prompt", "continue_final_message", "documents"):
         if (value := getattr(body, name)) is not None:
             variables[name] = value
+    if (effort := body.reasoning_effort) is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables = {"enable_thinking": False, "thinking": False, **variables}
     if tools.definitions:
         variables["tools"] = tools.definitions
     messages, builder = list(map(_plain, body.messages)), service.core.builder
@@ -201,14 +212,20 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates take it. They tell content that is null from content that is missing."""
-    return dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
+    plain = dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
+    if (reasoning := plain.pop("reasoning", None)) is not None:
+        plain.setdefault("reasoning_content", reasoning)  # as templates call it
+    return plain
 
 
 def _restrict(fields: ParsedFields, tools: Tools) -> None:
     """Add what makes the model call something, or only once. A call that must come is a grammar, and ApiError where there
-    is another one."""
+    is another one. Where it may come, it may in place of what the other one demands."""
     if tools.must_call is not None:
         fields.add("tools", "tool_calls", tools.must_call)
+    elif tools.schemas is not None and fields.has_grammar:
+        fields.values["tool_calls"] = tools.schemas
+        fields.names.setdefault("tool_calls", "tools")
     if tools.definitions is not None:
         fields.values["parallel_tool_calls"] = tools.parallel
 

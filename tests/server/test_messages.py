@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.server.messages.formatter import _object
 from tests.helpers.agents import ARGUMENTS, PARAMETERS, agent_llm
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, ask, patient_app, running, server_behind_barrier
@@ -25,7 +26,7 @@ ASKED = {
 USE = {"type": "tool_use", "name": "weather", "input": json.loads(ARGUMENTS), "caller": {"type": "direct"}}
 BLOCKS = [
     {"type": "thinking", "thinking": "Hm, Oslo", "signature": ""},
-    {"type": "text", "text": "Let me look. "},
+    {"type": "text", "text": "Let me look. ", "citations": []},
     USE,
 ]
 
@@ -93,7 +94,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 def test_an_answer_is_what_chat_gives(server: Running, reference: LLM) -> None:
     (wanted,) = reference.chat(HI["messages"], greedy(40))  # type: ignore[arg-type]
     made = created(server, HI)
-    assert made["content"] == [{"type": "text", "text": wanted.text}]
+    assert made["content"] == [{"type": "text", "text": wanted.text, "citations": []}]
     assert (made["stop_reason"], made["stop_sequence"], made["model"]) == ("end_turn", None, "story")
     usage = made["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == wanted.prompt_tokens
@@ -153,6 +154,14 @@ def test_as_many_tokens_as_there_is_room_for() -> None:
 def test_a_call_that_is_cut_off_keeps_what_was_written(agent: Running) -> None:
     made = created(agent, {**ASKED, "max_tokens": 8})
     assert (made["content"][-1]["input"], made["stop_reason"]) == ({"arguments": '{"city": "O'}, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    "written", ['{"a": 1e999}', '{"a": "\\ud800"}', '{"a": NaN}', "[1]", "{", '{"a": ' + "9" * 5000 + "}"]
+)
+def test_arguments_that_json_cannot_say_again_are_handed_on_as_text(written: str) -> None:
+    assert _object(written) == {"arguments": written}
+    assert _object('{"a": [1.5, "é"]}') == {"a": [1.5, "é"]}
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}], ids=str)

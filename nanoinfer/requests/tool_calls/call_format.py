@@ -74,5 +74,6 @@ def quoted(text: str) -> str:
 
 
 def named(name: str, key: str) -> str:
-    """What stands in an object before the arguments of a call."""
-    return quoted(f'{{"name": {quoted(name)}, "{key}": ')
+    """What stands in an object before the arguments of a call. In pieces as JSON's, so that another object may come
+    in its place: the compiler does not go back within a piece."""
+    return " ".join(map(quoted, ("{", '"name"', ": ", quoted(name), ", ", f'"{key}"', ": ")))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from nanoinfer.requests.tool_calls.call_format import JsonCalls, Schemas, Tag, quoted
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
 from nanoinfer.requests.tool_calls.json_text import read_arguments
-from nanoinfer.requests.tool_calls.reasoning import ReasoningFormat
+from nanoinfer.requests.tool_calls.reasoning import ReasoningFormat, text_until
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -45,6 +45,13 @@ class Channels(ReasoningFormat):
     @property
     def tags(self) -> tuple[str, ...]:
         return (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+
+    def grammar(self, is_open: bool, tag: Tag) -> tuple[str, str, list[str]]:
+        text, rules = text_until(self.end, tag)
+        end = tag(self.end) if text == "THOUGHT" else ""
+        channel, message = tag(CHANNEL), tag(MESSAGE)
+        thought = f'({channel} "analysis" {message} {text} {end} {tag(START)} "assistant")?'
+        return thought, f'{channel} "final" {message}', rules
 
     def read_reply(self, cursor: Cursor, has_calls: bool, hidden: Sequence[str]) -> Reads[None]:
         """Read a whole reply. `has_calls`: messages to functions are calls."""

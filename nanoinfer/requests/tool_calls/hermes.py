@@ -49,7 +49,9 @@ class Llama(JsonCalls):
     between = "; "
 
     def is_in(self, template: str) -> bool:
-        return '"parameters": ' in template and any(tag in template for tag in (*self.begins, "<|start_header_id|>"))
+        return '"parameters": ' in template and any(
+            tag in template for tag in (*self.begins, "<|start_header_id|>", "<|header_start|>")
+        )
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
         while True:

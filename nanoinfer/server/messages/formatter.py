@@ -20,7 +20,7 @@ DIRECT = {"caller": {"type": "direct"}}  # the model itself
 NOTHING = dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier"))  # of usage
 CONTEXT_IS_FULL = "model_context_window_exceeded"  # Anthropic's words
 # Of a block: how it begins, and the type of its deltas and the field with their text.
-TEXT = {"type": "text", "text": ""}, "text_delta", "text"
+TEXT = {"type": "text", "text": "", "citations": []}, "text_delta", "text"
 THINKING = {"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"
 
 
@@ -133,10 +133,11 @@ class MessagesFormatter(ResponseFormatter):
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as an object, which they must be here: those that are none, since they were cut off, for example, are in
-    one as text, so that nothing is lost."""
+    """Arguments as an object, which they must be here. Those that are none, or that JSON cannot say again (1e999), are the
+    text in one, so that nothing is lost."""
     try:
         value = json.loads(arguments)
+        dumps(value).encode()
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"arguments": arguments}

@@ -56,6 +56,7 @@ class TextPart(Strict):
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
+    citations: Annotated[Items[Any] | None, Field(exclude=True)] = None
     annotations: Annotated[Items[Any] | None, Field(exclude=True)] = None
     logprobs: Annotated[Items[Any] | None, Field(exclude=True)] = None
 

@@ -135,7 +135,7 @@ def test_thoughts_are_found_however_the_text_is_cut(
     ],
 )
 def test_a_prompt_that_opens_a_thought_ends_with_its_tag(prompt: str, opens: bool) -> None:
-    assert THINK.is_open(TOKENIZER, TOKENIZER.encode(prompt)) == opens
+    assert (THINK.state(TOKENIZER, TOKENIZER.encode(prompt)) == "open") == opens
 
 
 class Other(Hermes):
