@@ -94,6 +94,10 @@ def run(args: argparse.Namespace) -> None:
     )
     if args.replicas is None and (given := [name for name in NEED_REPLICAS if getattr(args, name) is not None]):
         raise ValueError(f"--{given[0].replace('_', '-')}: needs --replicas N")
+    if args.replicas is not None and (args.tool_call_parser or args.reasoning_parser):
+        raise ValueError(
+            "--tool-call-parser and --reasoning-parser: not with --replicas, which follow the chat template"
+        )
     raise_open_files_limit()
     if args.replicas is not None:
         serve_cluster(args, settings)

@@ -1,6 +1,5 @@
 """What /v1/chat/completions answers."""
 
-from collections import defaultdict
 from typing import Any
 
 from nanoinfer.outputs import RequestOutput, StreamPiece
@@ -27,8 +26,6 @@ class ChatFormatter(ResponseFormatter):
         self._tools, self._replies = tools, Replies(service, body, request, tools)
         self._parsers: dict[int, ReplyParser] = {}  # by choice
         self._begun: set[int] = set()
-        self._token_ids = defaultdict[int, list[int]](list)  # by choice; of a stream by a model that thinks
-        self._reasoning_tokens: int | None = None
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
         reason = reason_in(piece)
@@ -48,10 +45,8 @@ class ChatFormatter(ResponseFormatter):
         if delta or any(more.values()):
             events += self._delta(i, delta, **more)
         events += "".join([self._delta(i, each) for each in deltas])
-        if self._replies.may_have_parts:
-            self._token_ids[i] += piece.token_ids
+        self._replies.note(i, piece.token_ids, reason is not None)
         if reason is not None:
-            self._count(self._token_ids.pop(i, []))
             calls = self._parsers[i].calls if i in self._parsers else 0
             events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
         return events
@@ -74,16 +69,8 @@ class ChatFormatter(ResponseFormatter):
                 deltas.append(delta)
         return deltas
 
-    def _count(self, token_ids: list[int]) -> None:
-        """Count the tokens of a choice that are reasoning."""
-        if (count := self._replies.reasoning_tokens(token_ids)) is not None:
-            self._reasoning_tokens = (self._reasoning_tokens or 0) + count
-
     def usage(self, generation: Generation) -> dict[str, Any]:
-        usage = super().usage(generation)
-        if self._reasoning_tokens is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
-        return usage
+        return super().usage(generation) | self._replies.usage()
 
     def _reason(self, reason: str, calls: int) -> str:
         """OpenAI's: a call that the client has named is no reason of its own."""
@@ -92,7 +79,7 @@ class ChatFormatter(ResponseFormatter):
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         completion = output.outputs[k]
         reply = self._replies.whole(completion.text)
-        self._count(completion.token_ids)
+        self._replies.note(i, completion.token_ids, has_ended=True)
         reason = self._reason(str(completion.finish_reason), len(reply.calls))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if reply.reasoning:

@@ -1,7 +1,9 @@
 """Replies: how the completions of a chat request are read: reasoning, text, and calls."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.requests.tool_calls.registry import HERMES, format_of, reasoning_of
@@ -50,6 +52,8 @@ class Replies:
         self._tokenizer, self._reasoning = tokenizer, reasoning_of(tokenizer)
         state = None if self._reasoning is None else self._reasoning.state(tokenizer, request.prompts[0])
         self._is_thinking = state == "open"
+        self._token_ids = defaultdict[int, list[int]](list)  # by choice
+        self._reasoning_tokens = 0
         self._schemas = tools.schemas
         self._hidden = special_tags(service, body, tools)
         self.may_have_parts = self._format is not None or self._reasoning is not None
@@ -58,11 +62,18 @@ class Replies:
         """What reads one of them, piece by piece."""
         return ReplyParser(self._format, self._reasoning, self._is_thinking, self._hidden, self._schemas)
 
-    def reasoning_tokens(self, token_ids: Sequence[int]) -> int | None:
-        """How many tokens of a completion are reasoning; None if the model has none."""
-        if self._reasoning is None:
-            return None
-        return self._reasoning.count_tokens(self._tokenizer, token_ids, self._is_thinking)
+    def note(self, i: int, token_ids: Sequence[int], has_ended: bool) -> None:
+        """Note new tokens of choice `i`, for `usage`."""
+        if self._reasoning is not None:
+            self._token_ids[i] += token_ids
+            if has_ended:
+                ids = self._token_ids.pop(i)
+                self._reasoning_tokens += self._reasoning.count_tokens(self._tokenizer, ids, self._is_thinking)
+
+    def usage(self) -> dict[str, Any]:
+        """What OpenAI's `usage` says besides, once all choices have ended: nothing if the model does not reason."""
+        details = {"reasoning_tokens": self._reasoning_tokens}
+        return {} if self._reasoning is None else {"completion_tokens_details": details}
 
     def whole(self, text: str) -> Reply:
         """The reply that the text of a completion is."""

@@ -14,7 +14,7 @@ SCRIPT = ["<think>", "Hm, ", "Oslo", "</think>", "Let me look. ", "<tool_call>",
 SCRIPT += ["</tool_call>", "<|answer|>", "It is ", "warm."]
 # As Qwen's, in short.
 TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{{ reasoning_effort }}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     '{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '

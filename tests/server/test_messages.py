@@ -171,6 +171,16 @@ def test_a_tool_that_must_be_used_is_used(agent: Running, choice: dict[str, str]
     assert set(made["content"][-1]["input"]) == {"city", "days"} or made["stop_reason"] == "max_tokens"
 
 
+def test_whether_and_how_much_to_think_reaches_the_template(agent: Running) -> None:
+    def prompt(**more: Any) -> int:
+        counted = {name: ASKED[name] for name in ("model", "messages")}
+        return agent.post(f"{MESSAGES}/count_tokens", {**counted, **more}).json()["input_tokens"]
+
+    assert prompt(thinking={"type": "disabled"}) == prompt() + len("none")
+    assert prompt(output_config={"effort": "low"}) == prompt() + len("low")
+    assert prompt(thinking={"type": "enabled", "budget_tokens": 1024}) == prompt()
+
+
 def test_a_header_that_differs_each_time_does_not_cost_the_prefix(agent: Running) -> None:
     """Claude Code puts one before its system prompt."""
     said = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}

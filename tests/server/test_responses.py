@@ -162,7 +162,10 @@ def test_thoughts_text_and_calls_are_items_in_their_order(agent: Running) -> Non
     ]  # fmt: skip
     assert [event["output_index"] for event in events if event["type"].endswith("item.added")] == [0, 1, 2]
     assert "".join(event["delta"] for event in events if event["type"].endswith("arguments.delta")) == ARGUMENTS
-    assert without_ids(agent.post(RESPONSES, ASKED).json()["output"]) == without_ids(output)
+    whole = agent.post(RESPONSES, ASKED).json()
+    assert without_ids(whole["output"]) == without_ids(output)
+    for made in (whole, events[-1]["response"]):
+        assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
 
 
 def test_arguments_are_told_while_they_are_written(tmp_path: Path) -> None:
@@ -242,6 +245,14 @@ def test_what_must_be_called_is_called(agent: Running, choice: Any, names: set[s
     assert {item["name"] for item in made["output"] if item["type"] == "function_call"} <= names
     assert made["output"][-1]["type"] == "function_call"
     assert made["tool_choice"] == choice
+
+
+def test_the_effort_reaches_the_template(agent: Running) -> None:
+    def prompt(**more: Any) -> int:
+        return agent.post(RESPONSES, {**ASKED, **more}).json()["usage"]["input_tokens"]
+
+    assert prompt(reasoning={"effort": "low"}) == prompt() + len("low")  # a token is a byte
+    assert prompt(reasoning={"summary": "auto"}) == prompt(reasoning=None) == prompt()
 
 
 def test_functions_may_be_in_namespaces(agent: Running) -> None:

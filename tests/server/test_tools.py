@@ -324,7 +324,7 @@ def as_objects(messages: list[Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_three_rounds_of_calls(real: LLM, tiny_client: openai.OpenAI) -> None:
-    """Qwen's calls are the model's. The others' formats are not known yet: here, the client says what they called."""
+    """Qwen's calls are the model's. The others' templates show no tools: here, the client says what they called."""
     tokenizer = real.tokenizer.hf_tokenizer
     knows = "<tool_call>" in tokenizer.chat_template
     role = "user" if "<start_of_turn>" in tokenizer.chat_template else "tool"  # Gemma's has no role for results

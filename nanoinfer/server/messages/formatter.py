@@ -37,7 +37,8 @@ class MessagesFormatter(ResponseFormatter):
         request_id: str,
     ):
         super().__init__(f"msg_{uuid4().hex}", request, service.token_names, include_usage=True)
-        self._parser = Replies(service, chat, request, tools).parser()
+        self._replies = Replies(service, chat, request, tools)
+        self._parser, self._token_ids = self._replies.parser(), list[int]()
         self._request_id, self._max_tokens, self._has_begun = request_id, body.max_tokens, False
         self._content: list[dict[str, Any]] = []
         self._is_open, self._arguments = False, ""
@@ -65,6 +66,7 @@ class MessagesFormatter(ResponseFormatter):
 
     def _read(self, part: StreamPiece | CompletionOutput) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
+        self._token_ids += part.token_ids
         reason = reason_in(part)
         events = "".join([self._add(each) for each in self._parser.read(part.text, reason is not None)])
         if reason is None:
@@ -128,6 +130,7 @@ class MessagesFormatter(ResponseFormatter):
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": output,
+            "output_tokens_details": {"thinking_tokens": self._replies.reasoning_tokens(self._token_ids) or 0},
             **NOTHING,
         }
 

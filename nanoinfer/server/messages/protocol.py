@@ -141,6 +141,7 @@ class MessagesRequest(CountTokensRequest):
 
 def as_chat(body: CountTokensRequest) -> ChatRequest:
     """The request as one to /v1/chat/completions. ApiError naming the field that is wrong."""
+    thinks = None if body.thinking is None else body.thinking.type != "disabled"
     config, choice = body.output_config or OutputConfig(), body.tool_choice
     tools = [
         FunctionTool(type="function", name=tool.name, description=tool.description, parameters=tool.input_schema)
@@ -153,9 +154,9 @@ def as_chat(body: CountTokensRequest) -> ChatRequest:
         tools=tools,
         tool_choice=_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        reasoning=config,
+        reasoning=ReasoningOptions(effort="none") if thinks is False else config,
         text=TextOptions.model_construct(format=config.format),
-        chat_template_kwargs=body.thinking and {"enable_thinking": body.thinking.type != "disabled"},
+        chat_template_kwargs=dict.fromkeys(("enable_thinking", "thinking"), True) if thinks else None,
     )
     return chat_of(asked, [item for message in body.messages for item in _items(message)])
 

@@ -58,7 +58,8 @@ class ResponsesFormatter(ResponseFormatter):
         self._is_open = False  # the last item of the output
         self._number, self._reason = 0, ""
         self._namespaces = {name: (space, tool.name) for name, (space, tool) in functions_of(body)}
-        self._parser = Replies(service, chat, request, tools).parser()
+        self._replies = Replies(service, chat, request, tools)
+        self._parser, self._token_ids = self._replies.parser(), list[int]()
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
         reason = reason_in(piece)
@@ -87,6 +88,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def _read(self, part: StreamPiece | CompletionOutput, reason: str | None) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
+        self._token_ids += part.token_ids
         if self._top_logprobs is not None and part.logprobs:
             of_text = [entry for entry in part.logprobs if self.names[next(iter(entry))].is_text]
             self._logprobs += chat_logprobs(self.names, of_text, self._top_logprobs)["content"]
@@ -196,7 +198,7 @@ class ResponsesFormatter(ResponseFormatter):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+            "output_tokens_details": {"reasoning_tokens": self._replies.reasoning_tokens(self._token_ids) or 0},
             "total_tokens": usage["total_tokens"],
         }
 

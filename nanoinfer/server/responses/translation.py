@@ -85,15 +85,14 @@ def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
         for name, (_, each) in functions
         if name in allowed
     ]
-    reasoning: dict[str, Any] = {} if body.reasoning is None else {"reasoning_effort": body.reasoning.effort}
     logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
     return ChatRequest.model_construct(
         **{name: getattr(body, name) for name in (*SamplingFields.model_fields, *SAME) if name != "n"},
-        **{name: value for name, value in reasoning.items() if name in ChatRequest.model_fields},
         messages=messages_of(items, body.instructions),
         tools=[Tool.model_validate({"function": tool}) for tool in tools] or None,
         tool_choice=choice,
         response_format=_response_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
         max_tokens=body.max_output_tokens,
         logprobs=logprobs,
         top_logprobs=body.top_logprobs if logprobs else None,

@@ -46,6 +46,7 @@ def xml(*parameters: tuple[str, str], name: str = "f") -> str:
 BROKEN = ('{"s": ', '{"i": ', "{NaN}")  # what the model has written wrongly, or not to its end
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # format, text, content, calls
+    ("hermes", 'One <tool_call>\n{"name": "f", "arguments": {"s": "x"}}\n</tool_call>', "One ", [("f", F)]),
     ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}', "", [("f", F)]),
     ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"s": "x"}}', "\n", [("f", F)]),
     ("llama3_json", '{"type": "function", "name": "f", "parameters": {"s": "x"}}; {"name": "g", "parameters": {}}', "",

@@ -142,12 +142,6 @@ async function turn(conversation) {
   item.removeAttribute("aria-busy");
   answer.facts = factsOf(reason, usage, first === null ? null : first - began, performance.now() - (first ?? began));
   message.facts.textContent = answer.facts;
-  if (failure !== null) {
-    const problem = el("p", { class: "problem", role: "alert", text: failure });
-    item.append(problem);
-    problem.scrollIntoView({ block: "nearest" }); // of the page, on a phone
-    $("#log").scrollTop = $("#log").scrollHeight;
-  }
   removeEventListener("pagehide", record);
   const isKept = failure === null || words.text !== "";
   if (isKept) {
@@ -158,6 +152,12 @@ async function turn(conversation) {
   }
   Chat.running = null;
   setRunning(false);
+  if (failure !== null) {
+    const problem = el("p", { class: "problem", role: "alert", text: failure });
+    item.append(problem);
+    $("#log").scrollTop = $("#log").scrollHeight;
+    problem.scrollIntoView({ block: "nearest" }); // of the page, on a phone
+  }
   return isKept;
 }
 
@@ -184,7 +184,7 @@ function setRunning(isRunning) {
   $("#send").hidden = isRunning;
   $("#stop").hidden = !isRunning;
   if (isRunning && document.activeElement === document.body) $("#stop").focus();
-  if (!isRunning && (document.activeElement === document.body || document.activeElement === $("#stop"))) $("#question").focus();
+  if (!isRunning && (document.activeElement === document.body || document.activeElement === $("#stop"))) $("#question").focus({ preventScroll: true });
 }
 
 // --- the form ----------------------------------------------------------------------------------------------------------

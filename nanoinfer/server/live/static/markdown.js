@@ -53,11 +53,11 @@ function copyButton(label, textOf, shown) {
   return button;
 }
 
-/** Shows a text that grows, as Markdown or as it is, at most once for each picture of the screen. More text can change only the
- *  last block, so only that one is read again. Keeps the end in view unless the reader has scrolled up. */
+/** Shows a text that grows, as Markdown or as it is, at most once for each picture of the screen, and for at most a fifth of the time.
+ *  More text can change only the last block, so only that one is read again. Keeps the end in view unless the reader has scrolled up. */
 class Growing {
   constructor(element, isMarkdown) {
-    Object.assign(this, { element, isMarkdown, text: "", scheduled: false, from: 0, last: [], env: {} });
+    Object.assign(this, { element, isMarkdown, text: "", scheduled: false, took: 0, from: 0, last: [], env: {} });
     element.classList.toggle("plain", !isMarkdown);
   }
 
@@ -70,16 +70,18 @@ class Growing {
     this.text += text;
     if (this.scheduled) return;
     this.scheduled = true;
-    requestAnimationFrame(() => this.draw());
+    setTimeout(() => requestAnimationFrame(() => this.draw()), 4 * this.took);
   }
 
   draw() {
     this.scheduled = false;
+    const began = performance.now();
     const log = $("#log");
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     if (this.isMarkdown) this.drawBlocks();
     else this.element.textContent = this.text;
     if (atEnd) log.scrollTop = log.scrollHeight;
+    this.took = performance.now() - began;
   }
 
   drawBlocks() {
