@@ -155,9 +155,10 @@ def finish(app: Sphinx, docname: str, template: str, context: dict[str, Any], do
     if source.endswith(".ipynb"):
         commands = "\n".join(RUN).format(source)
         line += f'<details class="run"><summary>{run}</summary><p>{where}</p><pre>{commands}</pre></details>'
-    if app.config.language != "en" and docname not in TRANSLATED:
+    if app.config.language != "en" and docname.replace("short_way", "00_start_here") not in TRANSLATED:
         context["body"] = f'<div lang="en">{context["body"]}</div>'
     body = context["body"].replace(' aria-label="Toggle hidden content"', "")  # there is text
+    body = re.sub(r"<th [^>]*><p></p></th>", "<td></td>", body)  # the corner of a table is no header
     context["body"] = body.replace("</h1>", f"</h1>{line}", 1)
 
 
