@@ -44,7 +44,7 @@ def _are_texts(values: Collection[Any]) -> bool:
     return len(values) > 0 and all(isinstance(value, str) and value for value in values)
 
 
-GRAMMARS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # at most one is given: what it must be, and whether it is
+GRAMMARS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # what each must be, and whether it is
     "regex": ("a string", lambda value: isinstance(value, str)),
     "json_schema": ("a dict or its text", lambda value: isinstance(value, str | Mapping)),
     "grammar": ("a string", lambda value: isinstance(value, str)),
@@ -105,7 +105,8 @@ class SamplingParams:
     | `json_schema` | dict, text | the output is JSON, without spaces between its parts, that the schema allows |
     | `grammar` | Lark grammar, or GBNF | the output matches the rule `start` (`root` in GBNF) |
     | `choice` | strings | the output is one of them |
-    | `tool_calls` | {name: JSON schema} | the output is calls of these functions, as Qwen's models write them |
+    | `tool_calls` | {name: JSON schema} | the output is calls of these functions; beside another grammar: calls, or that |
+    | `reasoning` | None, "may", "open" | the grammar holds behind a thought: one may come, or goes on already |
     | `parallel_tool_calls` | bool | False: the first call is the end, whether `tool_calls` demands one or it just comes |
 
     Numbers that multiply or divide are bounded so that float32 arithmetic stays finite. They apply in the order of Hugging
@@ -151,6 +152,7 @@ class SamplingParams:
     choice: Sequence[str] | None = None
     tool_calls: Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
+    reasoning: str | None = None
 
     def __post_init__(self) -> None:
         self._check_single_values()
@@ -226,13 +228,15 @@ class SamplingParams:
             self._set("logit_bias", {int(token): float(bias) for token, bias in biases.items()})
 
     def _check_grammars(self) -> None:
-        """Whether the grammar has the right type, and is the only one. Whether it can be compiled is found out when the
-        request arrives."""
+        """Whether the grammar has the right type, and is the only one beside calls. Whether it can be compiled is found out
+        when the request arrives."""
         given = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None]
-        if len(given) > 1:
+        if len([name for name in given if name != "tool_calls"]) > 1:
             raise InvalidRequestError(
-                f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS)} can be given", given[-1]
+                f"{' and '.join(given)}: at most one of {', '.join(GRAMMAR_FIELDS[:-1])} can be given", given[-1]
             )
+        if self.reasoning not in (None, "may", "open"):
+            raise InvalidRequestError(f"reasoning={self.reasoning!r}: must be None, 'may' or 'open'", "reasoning")
         for name in given:
             value: Any = getattr(self, name)
             must_be, fits = GRAMMARS[name]

@@ -76,13 +76,8 @@ def _run_kernel(order: str) -> None:
 
 def serve() -> None:
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # a kernel's, before matplotlib reads it
-    for module in (
-        "ipykernel.kernelapp",
-        "ipywidgets",
-        "matplotlib.figure",
-        "nbval.plugin",
-        "transformers.modeling_utils",
-    ):
+    transformers = ("transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers")
+    for module in ("ipykernel.kernelapp", "ipywidgets", "matplotlib.figure", "nbval.plugin", *transformers):
         import_module(module)
     load_all()
     for line in sys.stdin:

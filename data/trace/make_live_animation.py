@@ -41,8 +41,8 @@ class Passes:
     """Lets passes of an engine through, so many at a time."""
 
     def __init__(self, llm: LLM):
-        self._engine, self._step = llm.engine, llm.engine.step
-        llm.engine.step = self._step_if_let  # type: ignore[method-assign]
+        self._engine, self._step = llm.engine, llm.engine.make_step
+        llm.engine.make_step = self._step_if_let  # type: ignore[method-assign]
         self._left = threading.Semaphore(0)
 
     def _step_if_let(self) -> Any:
@@ -101,7 +101,7 @@ def main() -> None:
     both = Image.new("RGB", (WIDTH, sum(each.height for each in some)))
     for each, top in zip(some, (0, some[0].height), strict=True):
         both.paste(each, (0, top))
-    palette = both.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    palette = both.quantize(COLOURS, kmeans=COLOURS)
     frames = [each.quantize(palette=palette, dither=Image.Dither.NONE) for each in pictures]
     times = [MS] * (len(frames) - 1) + [LAST_MS]
     frames[0].save(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import nanoinfer
@@ -29,6 +30,7 @@ DEMOS = {
     "prefix": "five requests that begin with the same text, with and without the radix cache",
     "adapters": "three styles from one batch, and what they share",
     "paged": "block tables and slots, with forward_tensor and advance_step (see notebook 18)",
+    "agent": "ten tool calls over HTTP, and how much of each prompt is cached (its model: smollm2 if that is installed)",
     "restart": "a chat whose process ends, and a new one that continues it from files",
     "sessions": "the first engine of the notebooks",
 }
@@ -61,8 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     about = "; ".join(f"{name}: {what}" for name, what in DEMOS.items())
     demo.add_argument("what", nargs="?", choices=DEMOS, default="prefix", help=f"{about} (default: prefix)")
     demo.add_argument("--steps", type=int, help="for demo paged: decode steps (default: 8)")
-    demo.set_defaults(run=_demo)
     add_engine_options(demo, but=("disable_radix_cache",))
+    demo.set_defaults(run=_demo, model=None)
 
     bench = commands.add_parser("bench", help="measure workloads, and compare with other engines or settings")
     add_bench_commands(bench)
@@ -101,7 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _demo(args: argparse.Namespace) -> int | None:
     if args.steps is not None and args.what != "paged":
         raise ValueError(f"--steps {args.steps}: only demo paged has this option")
-    file = f"{args.what}_demo" if args.what in ("paged", "restart") else "demos"
+    if args.model is None:
+        from nanoinfer.model.loader import PACKAGED_MODELS
+
+        args.model = "smollm2" if args.what == "agent" and find_spec(PACKAGED_MODELS["smollm2"]) else "story"
+    file = f"{args.what}_demo" if args.what in ("agent", "paged", "restart") else "demos"
     code: int | None = getattr(import_module(f"nanoinfer.cli.{file}"), args.what)(args)
     return code
 

@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     add("--port", type=int, default=8000, help="0 takes a free one, which is printed (default: 8000)")
     add("--served-model-name", metavar="NAME", help="the model's id in requests (default: MODEL as typed)")
+    add("--tool-call-parser", metavar="NAME", help="how the model writes tool calls (default: its template says it)")
+    add("--reasoning-parser", metavar="NAME", help="how the model marks its reasoning (default: its template says it)")
     add("--api-key", **several, metavar="KEY", help="requests need one (better: in NANOINFER_API_KEY, or a file)")
     add("--api-key-file", metavar="FILE", help="requests need one of the keys in it, one per line")
     add("--allowed-host", **several, metavar="HOST", help="a name by which browsers may reach it")
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--request-timeout", type=float, metavar="S", help="a request ends after so many seconds (default: no limit)")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds to finish requests (default: 30)")
     add("--max-requests", type=int, default=4096, metavar="N", help="most requests at a time (default: 4096)")
+    add("--store-responses", type=int, default=256, metavar="N", help="/v1/responses keeps so many (default: 256)")
     add("--show-prompts", action="store_true", help="the log has prompts, and the live page shows everybody's")
     add("--event-block-size", type=int, metavar="N", help="/block_events tells what the tree holds, in such blocks")
     add = parser.add_argument_group("cluster (pip install nanoinfer[cluster])").add_argument
@@ -82,12 +85,19 @@ def run(args: argparse.Namespace) -> None:
         show_prompts=args.show_prompts,
         event_block_size=args.event_block_size,
         served_model_name=args.served_model_name or args.model,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
         max_requests=args.max_requests,
+        store_responses=args.store_responses,
     )
     if args.replicas is None and (given := [name for name in NEED_REPLICAS if getattr(args, name) is not None]):
         raise ValueError(f"--{given[0].replace('_', '-')}: needs --replicas N")
+    if args.replicas is not None and (args.tool_call_parser or args.reasoning_parser):
+        raise ValueError(
+            "--tool-call-parser and --reasoning-parser: not with --replicas, which follow the chat template"
+        )
     raise_open_files_limit()
     if args.replicas is not None:
         serve_cluster(args, settings)

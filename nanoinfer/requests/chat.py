@@ -12,14 +12,17 @@ NOT_FOR_CALLERS = (  # arguments of `apply_chat_template` that say in which form
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
 )
 
+_TOOLS_OF_SYSTEM = re.compile(r"""message(?:\.tools\b|\[['"]tools['"]\])""")
+
 
 def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[str, Any] | None = None) -> str:
     """The text of a conversation up to where the assistant's next turn begins.
 
     `messages`: `[{"role": ..., "content": ...}, ...]`. Content is text, or a list of parts `{"type": "text", "text": ...}`,
     which are joined by newlines, as in vLLM. None is empty text, and beside `tool_calls` it may be missing. Templates get
-    the arguments of calls as an object if they are one in JSON, otherwise as they are. The role "developer" becomes
-    "system" where the template does not know it.
+    the arguments of calls as an object if they are one in JSON, or else, and where they only take text, as they are. The
+    role "developer" becomes "system" where the template does not know it. A template that takes tools from the system
+    message (Phi-4-mini's) finds them there.
 
     `template_kwargs`: variables of the template, such as `enable_thinking`, and those arguments of transformers'
     `apply_chat_template` that say what goes into a prompt. With `continue_final_message=True` the last turn continues and
@@ -38,6 +41,11 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
     if not messages:
         raise ValueError("messages: a conversation needs at least one message")
     plain = [_plain(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if variables.get("tools") and _TOOLS_OF_SYSTEM.search(str(hf_tokenizer.chat_template)):
+        functions = [tool.get("function", tool) for tool in variables["tools"]]
+        if plain[0]["role"] != "system":
+            plain.insert(0, {"role": "system", "content": ""})
+        plain[0]["tools"] = json.dumps(functions, ensure_ascii=False)
     developers = [message for message in plain if message.get("role") == "developer"]
     if developers:
         template = hf_tokenizer.get_chat_template(variables.get("chat_template"), variables.get("tools"))
@@ -49,7 +57,11 @@ def render_chat(hf_tokenizer: Any, messages: Messages, template_kwargs: Mapping[
 
     given = variables.get("chat_template") is not None
     try:
-        return hf_tokenizer.apply_chat_template(plain, tokenize=False, **variables)
+        try:
+            return hf_tokenizer.apply_chat_template(plain, tokenize=False, **variables)
+        except TypeError:
+            as_text = [_with_text(message) for message in plain]  # which DeepSeek's templates join to text
+            return hf_tokenizer.apply_chat_template(as_text, tokenize=False, **variables)
     except TemplateSyntaxError as error:
         where = "chat_template_kwargs: chat_template" if given else "the model's chat template"
         raise ValueError(f"{where}: is malformed in line {error.lineno}: {error.message}") from error
@@ -78,6 +90,20 @@ def _with_object(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with the arguments of its calls as text."""
+
+    def as_text(value: Any) -> Any:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+    calls = [
+        {**call, "function": {**call["function"], "arguments": as_text(call["function"].get("arguments"))}}
+        for call in message.get("tool_calls", ())
+        if isinstance(call.get("function"), Mapping)
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _joined(content: Any, where: str) -> Any:

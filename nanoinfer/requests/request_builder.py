@@ -183,7 +183,7 @@ class RequestBuilder:
 
     def _call_parser(self, prompt_ids: np.ndarray) -> ReplyParser:
         reasoning = reasoning_of(self.tokenizer)
-        is_thinking = reasoning is not None and reasoning.is_open(self.tokenizer, prompt_ids)
+        is_thinking = reasoning is not None and reasoning.state(self.tokenizer, prompt_ids) == "open"
         return ReplyParser(format_of(self.tokenizer) or HERMES, reasoning, is_thinking)
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:

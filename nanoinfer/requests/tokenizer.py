@@ -21,8 +21,11 @@ REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer, reduced to what the engine needs."""
+    """A Hugging Face tokenizer, reduced to what the engine needs. `tool_call_parser`, `reasoning_parser`: names of formats
+    in `tool_calls/registry.py`, where the chat template does not say how the model writes."""
 
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     _decodes_itself = False  # whether its part in Rust, asked directly, decodes as the whole does
 
     def __init__(self, hf_tokenizer: Any):

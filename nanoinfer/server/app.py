@@ -14,8 +14,10 @@ from starlette.responses import Response
 
 from nanoinfer.server import live
 from nanoinfer.server.block_events import block_routes
+from nanoinfer.server.messages.routes import messages_routes
 from nanoinfer.server.middleware import RequestMiddleware
 from nanoinfer.server.operations import adapter_routes, operation_routes
+from nanoinfer.server.responses.routes import responses_routes
 from nanoinfer.server.routes import openai_routes, token_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
@@ -43,7 +45,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
     cors = Middleware(
         CORSMiddleware,
         allow_origins=origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],  # OpenAI's client for JavaScript sends many of its own
         expose_headers=["x-request-id", "retry-after", "x-should-retry"],
     )
@@ -59,7 +61,7 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
         redirect_slashes=False,
     )
     app.state.service = service
-    for routes in (openai_routes, token_routes, adapter_routes, operation_routes):
+    for routes in (openai_routes, responses_routes, messages_routes, token_routes, adapter_routes, operation_routes):
         app.include_router(routes(service))
     app.router.routes.extend(block_routes(service))
     if service.served.local:

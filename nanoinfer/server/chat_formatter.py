@@ -6,7 +6,7 @@ from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
-from nanoinfer.server.generation import GenerationRequest
+from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from nanoinfer.server.protocol import ChatRequest
 from nanoinfer.server.replies import Replies
@@ -45,6 +45,7 @@ class ChatFormatter(ResponseFormatter):
         if delta or any(more.values()):
             events += self._delta(i, delta, **more)
         events += "".join([self._delta(i, each) for each in deltas])
+        self._replies.note(i, piece.token_ids, reason is not None)
         if reason is not None:
             calls = self._parsers[i].calls if i in self._parsers else 0
             events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
@@ -68,6 +69,9 @@ class ChatFormatter(ResponseFormatter):
                 deltas.append(delta)
         return deltas
 
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        return super().usage(generation) | self._replies.usage()
+
     def _reason(self, reason: str, calls: int) -> str:
         """OpenAI's: a call that the client has named is no reason of its own."""
         return "tool_calls" if calls and reason == "stop" and not self._tools.is_named else reason
@@ -75,6 +79,7 @@ class ChatFormatter(ResponseFormatter):
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         completion = output.outputs[k]
         reply = self._replies.whole(completion.text)
+        self._replies.note(i, completion.token_ids, has_ended=True)
         reason = self._reason(str(completion.finish_reason), len(reply.calls))
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if reply.reasoning:

@@ -126,12 +126,17 @@ def _validation_error(error: Mapping[str, Any]) -> ApiError:
     if kind == "json_invalid":
         return bad_request(f"the body is not JSON: {context.get('error')}", code="invalid_json")
     # without what pydantic adds to say which of several types it tried: "str", "list[dict[str,any]]"
-    place = [part for part in error["loc"] if isinstance(part, int) or not (part in ("body", "str") or "[" in part)]
+    place = [
+        part for part in error["loc"] if isinstance(part, int) or not (part in ("body", "query", "str") or "[" in part)
+    ]
     place += [context["field"]] if "field" in context else []
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     if not path:
         return bad_request(f"the body: {error['msg']}; send a JSON object with content-type: application/json")
-    given = "" if "field" in context or kind == "missing" else f"={repr_in_short(error.get('input'))}"
+    value = error.get("input")
+    if kind == "unsupported" and isinstance(value, dict):
+        value = value.get(context["field"])
+    given = "" if kind == "missing" or ("field" in context and kind != "unsupported") else f"={repr_in_short(value)}"
     return bad_request(f"{path}{given}: {error['msg']}", path, CODES.get(kind, "invalid_value"))
 
 

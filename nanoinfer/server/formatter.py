@@ -41,8 +41,12 @@ class ResponseFormatter:
 
     def whole(self, generation: Generation, outputs: list[RequestOutput]) -> dict[str, Any]:
         """The answer to a request that does not stream."""
-        usage = usage_of(generation, self.hide_output)
-        return {**self._fields(self.whole_object), "choices": self.choices(outputs), "usage": usage}
+        choices = self.choices(outputs)
+        return {**self._fields(self.whole_object), "choices": choices, "usage": self.usage(generation)}
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        """OpenAI's `usage`, once all choices are there."""
+        return usage_of(generation, self.hide_output)
 
     def choices(self, outputs: list[RequestOutput]) -> list[dict[str, Any]]:
         """All choices, in order."""
@@ -61,7 +65,7 @@ class ResponseFormatter:
             return f"data: {dumps(error.content)}\n\n{DONE}"
         if not self.include_usage:
             return DONE
-        usage = usage_of(generation, self.hide_output)
+        usage = self.usage(generation)
         return f"data: {dumps({**self._fields(self.stream_object), 'choices': [], 'usage': usage})}\n\n{DONE}"
 
     def event(self, choice: dict[str, Any]) -> str:

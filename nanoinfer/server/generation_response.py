@@ -3,13 +3,14 @@
 import asyncio
 
 from starlette.background import BackgroundTask
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
 from nanoinfer.server.errors import ApiError, as_api_error, log_bug, shut_down, timed_out
 from nanoinfer.server.formatter import ResponseFormatter, dumps
-from nanoinfer.server.generation import Generation
+from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.request_context import RequestContext, context_of
 from nanoinfer.server.service import Service
 
@@ -18,6 +19,16 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # asks proxies to pass events on at once
 ]
+
+
+async def respond(
+    service: Service, http: Request, request: GenerationRequest, formatter: ResponseFormatter, stream: bool | None
+) -> "GenerationResponse":
+    """Queue what a client asks for, and answer it. Errors as in `Service.generate`."""
+    tokenizer = service.core.builder.tokenizer
+    if service.settings.show_prompts and tokenizer is not None:
+        context_of(http.scope).prompt = "\n".join(map(tokenizer.decode, request.prompts))
+    return GenerationResponse(service, await service.generate(request), formatter, bool(stream))
 
 
 class GenerationResponse(Response):

@@ -7,6 +7,7 @@ one), or one of `allowed_hosts`. And a page may send a form, or a plain POST, to
 from the Host header: it must be one of `cors_origins`.
 """
 
+import json
 import re
 from collections.abc import Collection
 from hashlib import sha256
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoinfer.server.errors import ApiError, as_api_error, log_bug
+from nanoinfer.server.messages.errors import PATH, error_content
 from nanoinfer.server.request_context import RequestContext, log_request
 from nanoinfer.server.service import Service
 
@@ -65,7 +67,7 @@ class RequestMiddleware:
             if self._inside > settings.max_requests and not is_open(scope["path"]):
                 raise ApiError(503, "too many requests at a time", code="overloaded")
             if not is_open(scope["path"]):
-                self._keys.check(headers.get("authorization"))
+                self._keys.check(headers)
             receive = bounded(receive, headers, settings.max_body_bytes)
             if is_open(scope["path"]) or scope["path"].startswith(OPEN_TO_THE_END):
                 await self._app(scope, receive, noted_send)
@@ -78,7 +80,10 @@ class RequestMiddleware:
                 log_bug(context.request_id, error, settings.show_prompts)
             if context.status:  # the server cuts the connection, so that nobody takes the answer for a whole one
                 raise RuntimeError(f"request {context.request_id} is cut off") from None
-            response = Response(answer.body, answer.status, answer.headers, "application/json")
+            body = answer.body
+            if scope["path"].startswith(PATH):
+                body = json.dumps(error_content(answer, context.request_id)).encode()
+            response = Response(body, answer.status, answer.headers, "application/json")
             await response(scope, receive, noted_send)
         finally:
             self._inside -= 1
@@ -112,11 +117,11 @@ class Keys:
     def __init__(self, keys: Collection[str]):
         self._digests = [sha256(key.encode()).digest() for key in keys]  # of equal length: none shows in the time
 
-    def check(self, authorization: str | None) -> None:
-        """ApiError (401) without a right key, if there are any."""
+    def check(self, headers: Headers) -> None:
+        """ApiError (401) without a right key, if there are any. Anthropic's clients send it as x-api-key."""
         if not self._digests:
             return
-        scheme, _, key = (authorization or "").partition(" ")
+        scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
         given = sha256(key.strip().encode("latin-1")).digest()
         matches = [compare_digest(given, digest) for digest in self._digests]  # all of them, whichever matches
         if scheme.lower() != "bearer" or not any(matches):

@@ -72,11 +72,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _check_text(name: str, value: Any) -> None:
-    """JSON can write half a surrogate pair (\\ud800), which no answer and no tokenizer could encode."""
+    """JSON can write half a surrogate pair (\\ud800), which no tokenizer could encode, and Python reads NaN."""
     try:
-        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
     except UnicodeEncodeError:
         raise PydanticCustomError("not_utf8", "must be text that can be encoded as UTF-8", {"field": name}) from None
+    except ValueError:
+        raise PydanticCustomError("not_json", "must not have NaN or infinity in it", {"field": name}) from None
     except RecursionError:
         raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 
@@ -236,6 +238,7 @@ class Message(Strict):
     name: str | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     unsupported = {"audio": (), "function_call": ()}
 
@@ -261,6 +264,7 @@ class ChatTemplateFields(Strict):
 
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Label | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

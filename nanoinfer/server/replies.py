@@ -1,6 +1,9 @@
 """Replies: how the completions of a chat request are read: reasoning, text, and calls."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.requests.tool_calls.registry import HERMES, format_of, reasoning_of
@@ -46,15 +49,31 @@ class Replies:
     def __init__(self, service: Service, body: ChatRequest, request: GenerationRequest, tools: Tools):
         tokenizer = service.tokenizer
         self._format = (format_of(tokenizer) or HERMES) if tools.definitions is not None else None
-        # A grammar holds from the first token.
-        self._reasoning = reasoning_of(tokenizer) if request.grammar_field is None else None
-        self._is_thinking = self._reasoning is not None and self._reasoning.is_open(tokenizer, request.prompts[0])
+        self._tokenizer, self._reasoning = tokenizer, reasoning_of(tokenizer)
+        state = None if self._reasoning is None else self._reasoning.state(tokenizer, request.prompts[0])
+        self._is_thinking = state == "open"
+        self._token_ids = defaultdict[int, list[int]](list)  # by choice
+        self._reasoning_tokens = 0
+        self._schemas = tools.schemas
         self._hidden = special_tags(service, body, tools)
         self.may_have_parts = self._format is not None or self._reasoning is not None
 
     def parser(self) -> ReplyParser:
         """What reads one of them, piece by piece."""
-        return ReplyParser(self._format, self._reasoning, self._is_thinking, self._hidden)
+        return ReplyParser(self._format, self._reasoning, self._is_thinking, self._hidden, self._schemas)
+
+    def note(self, i: int, token_ids: Sequence[int], has_ended: bool) -> None:
+        """Note new tokens of choice `i`, for `usage`."""
+        if self._reasoning is not None:
+            self._token_ids[i] += token_ids
+            if has_ended:
+                ids = self._token_ids.pop(i)
+                self._reasoning_tokens += self._reasoning.count_tokens(self._tokenizer, ids, self._is_thinking)
+
+    def usage(self) -> dict[str, Any]:
+        """What OpenAI's `usage` says besides, once all choices have ended: nothing if the model does not reason."""
+        details = {"reasoning_tokens": self._reasoning_tokens}
+        return {} if self._reasoning is None else {"completion_tokens_details": details}
 
     def whole(self, text: str) -> Reply:
         """The reply that the text of a completion is."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
-from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of
+from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of, renders_tools
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
 from nanoinfer.server.errors import as_api_error, bad_request
 from nanoinfer.server.generation import GenerationRequest
@@ -32,12 +32,13 @@ ANY_OBJECT = {"type": "object"}
 class Tools:
     """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
     of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
-    `parallel`: whether there may be several calls."""
+    `parallel`: whether there may be several calls. `schemas`: as `must_call`, of all functions."""
 
     definitions: list[dict[str, Any]] | None = None
     must_call: Mapping[str, Any] | None = None
     is_named: bool = False
     parallel: bool = True
+    schemas: Mapping[str, Any] | None = None
 
 
 class ParsedFields:
@@ -62,6 +63,11 @@ class ParsedFields:
         if not given:
             self.values[ours] = value
             self.names[ours] = theirs
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether it asks for a grammar."""
+        return any(name in self.values for name in GRAMMAR_FIELDS)
 
     def _add_grammars(self, body: GenerationFields) -> None:
         if (outputs := body.structured_outputs) is not None:
@@ -93,8 +99,11 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
     return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
 
 
-async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> GenerationRequest:
-    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call."""
+async def chat_request(
+    service: Service, body: ChatRequest, tools: Tools, default: int | None = None
+) -> GenerationRequest:
+    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call; `default`: of tokens, where
+    it names no number; None: the rest of the context."""
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise bad_request("max_completion_tokens: differs from max_tokens, its other name", "max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
@@ -105,9 +114,11 @@ async def chat_request(service: Service, body: ChatRequest, tools: Tools) -> Gen
     if special_tags(service, body, tools):  # the parser of the reply must see them
         fields.values["skip_special_tokens"] = False
     _restrict(fields, tools)
+    if (reasoning := reasoning_of(service.tokenizer)) is not None and fields.has_grammar:
+        fields.values["reasoning"] = reasoning.state(service.tokenizer, prompt)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     fields.names["logprobs"] = "top_logprobs"
-    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, None, body.n, body.cache_salt)
+    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, default, body.n, body.cache_salt)
 
 
 def make_request(
@@ -186,6 +197,10 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
     for name in ("add_generation_prompt", "continue_final_message", "documents"):
         if (value := getattr(body, name)) is not None:
             variables[name] = value
+    if (effort := body.reasoning_effort) is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables = {"enable_thinking": False, "thinking": False, **variables}
     if tools.definitions:
         variables["tools"] = tools.definitions
     messages, builder = list(map(_plain, body.messages)), service.core.builder
@@ -197,14 +212,20 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates take it. They tell content that is null from content that is missing."""
-    return dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
+    plain = dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
+    if (reasoning := plain.pop("reasoning", None)) is not None:
+        plain.setdefault("reasoning_content", reasoning)  # as templates call it
+    return plain
 
 
 def _restrict(fields: ParsedFields, tools: Tools) -> None:
     """Add what makes the model call something, or only once. A call that must come is a grammar, and ApiError where there
-    is another one."""
+    is another one. Where it may come, it may in place of what the other one demands."""
     if tools.must_call is not None:
         fields.add("tools", "tool_calls", tools.must_call)
+    elif tools.schemas is not None and fields.has_grammar:
+        fields.values["tool_calls"] = tools.schemas
+        fields.names.setdefault("tool_calls", "tools")
     if tools.definitions is not None:
         fields.values["parallel_tool_calls"] = tools.parallel
 
@@ -233,8 +254,11 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
         raise bad_request("tool_choice: needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return Tools()
+    if not renders_tools(service.tokenizer):
+        message = "tools: this model's chat template does not show tools to the model"
+        raise bad_request(message, "tools", "unsupported_field")
     if format_of(service.tokenizer) is None:
-        message = "tools: the format in which this model's chat template writes tool calls is not known"
+        message = "tools: the format in which this model writes tool calls is not known; --tool-call-parser names one"
         raise bad_request(message, "tools", "unsupported_field")
     functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.tools}
     if len(functions) < len(body.tools):  # nobody could tell which is called
@@ -242,10 +266,10 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
     parallel = body.parallel_tool_calls is not False
     if choice in ("auto", "required"):
-        return Tools(definitions, functions if choice == "required" else None, parallel=parallel)
+        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, schemas=functions)
     for name in functions:
         if choice == {"type": "function", "function": {"name": name}}:
-            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False)
+            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, schemas=functions)
     known = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': one of tools}}"
     raise bad_request(f"tool_choice: must be {known}", "tool_choice")
 
@@ -255,7 +279,7 @@ def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]
     does not see them."""
     call_format, reasoning = format_of(service.tokenizer), reasoning_of(service.tokenizer)
     tags = {*call_format.tags} if call_format and tools.definitions is not None else set[str]()
-    tags |= {reasoning.begin, reasoning.end} if reasoning else set()
+    tags |= {*reasoning.tags} if reasoning else set()
     if body.skip_special_tokens is False or not tags:
         return []
     special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))

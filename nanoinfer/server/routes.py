@@ -8,10 +8,9 @@ from starlette.responses import Response
 from nanoinfer.requests.tokenizer import check_length
 from nanoinfer.server.chat_formatter import ChatFormatter
 from nanoinfer.server.errors import bad_request
-from nanoinfer.server.formatter import CompletionFormatter, ResponseFormatter
+from nanoinfer.server.formatter import CompletionFormatter
 from nanoinfer.server.generate_formatter import GenerateFormatter, generate_request
-from nanoinfer.server.generation import GenerationRequest
-from nanoinfer.server.generation_response import GenerationResponse
+from nanoinfer.server.generation_response import respond
 from nanoinfer.server.protocol import (
     ChatRequest,
     ChatTemplateFields,
@@ -29,14 +28,6 @@ def openai_routes(service: Service) -> APIRouter:
     """The routes of one server that generate, and its models."""
     router = APIRouter()
 
-    async def respond(
-        http: Request, request: GenerationRequest, formatter: ResponseFormatter, stream: bool | None
-    ) -> Response:
-        tokenizer = service.core.builder.tokenizer
-        if service.settings.show_prompts and tokenizer is not None:
-            context_of(http.scope).prompt = "\n".join(map(tokenizer.decode, request.prompts))
-        return GenerationResponse(service, await service.generate(request), formatter, bool(stream))
-
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The base model and the loaded adapters."""
@@ -53,7 +44,9 @@ def openai_routes(service: Service) -> APIRouter:
         """Continue one or more prompts."""
         request = await completion_request(service, body)
         answer_id = f"cmpl-{context_of(http.scope).request_id}"
-        return await respond(http, request, CompletionFormatter(service, body, request, answer_id), body.stream)
+        return await respond(
+            service, http, request, CompletionFormatter(service, body, request, answer_id), body.stream
+        )
 
     @router.post("/v1/chat/completions", response_class=Response)
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
@@ -61,14 +54,16 @@ def openai_routes(service: Service) -> APIRouter:
         tools = tools_of(service, body)
         request = await chat_request(service, body, tools)
         answer_id = f"chatcmpl-{context_of(http.scope).request_id}"
-        return await respond(http, request, ChatFormatter(service, body, request, answer_id, tools), body.stream)
+        return await respond(
+            service, http, request, ChatFormatter(service, body, request, answer_id, tools), body.stream
+        )
 
     @router.post("/generate", response_class=Response)
     async def generate(body: GenerateRequest, http: Request) -> Response:
         """Continue one or more prompts."""
         request = await generate_request(service, body)
         answer_id = body.rid or context_of(http.scope).request_id
-        return await respond(http, request, GenerateFormatter(service, body, request, answer_id), body.stream)
+        return await respond(service, http, request, GenerateFormatter(service, body, request, answer_id), body.stream)
 
     return router
 

@@ -219,7 +219,8 @@ class ServerThread:
             return None
         style = "width: 100%; height: 820px; border: 1px solid #9a9a9a; border-radius: 6px"
         link = f'<p><a href="{self._url}/" target="_blank" rel="noopener">The page in a tab of its own</a></p>'
-        return f'<iframe src="{self._url}/" title="nanoinfer: a chat beside the engine" style="{style}"></iframe>{link}'
+        about = 'title="nanoinfer: a chat beside the engine" allow="clipboard-write"'
+        return f'<iframe src="{self._url}/" {about} style="{style}"></iframe>{link}'
 
     def __enter__(self) -> "ServerThread":
         return self if self._thread.ident is not None else self.start()

@@ -87,6 +87,9 @@ class Service:
         self.core = self.served.core
         self.base_name: str = settings.served_model_name or self.served.name
         self.created = int(time.time())
+        if (tokenizer := self.core.builder.tokenizer) is not None:
+            tokenizer.tool_call_parser = settings.tool_call_parser or tokenizer.tool_call_parser
+            tokenizer.reasoning_parser = settings.reasoning_parser or tokenizer.reasoning_parser
         self._compilers = ThreadPoolExecutor(4)
         self.drain = Drain()
         self.is_ending = asyncio.Event()

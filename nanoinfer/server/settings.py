@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanoinfer.cache.block_events import check_block_size
+from nanoinfer.requests.tool_calls.registry import CALL_FORMATS, REASONING_FORMATS
 
-WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_requests")
+WHOLE = ("max_body_bytes", "max_completions", "max_logprobs", "max_unread", "max_requests", "store_responses")
 SECONDS = ("preparation_timeout_s", "drain_timeout_s")
 NAMES = ("api_keys", "allowed_hosts", "cors_origins", "framed_by")
 
@@ -31,11 +32,15 @@ class ServerSettings:
 
     What it is called: `served_model_name`. None: the name with which the model was loaded.
 
+    How replies are read (`requests/tool_calls/registry.py` has the names): `tool_call_parser`, `reasoning_parser`. None:
+    the chat template says it.
+
     How much:
     - `max_body_bytes`: of one request.
     - `max_completions`: prompts of one request, times `n`. `max_logprobs`: log-probabilities per token.
     - `max_unread`: so many unread pieces of a stream pause its request until half of them are read.
     - `max_requests`: requests that are being answered; others get a 503.
+    - `store_responses`: responses that `/v1/responses` keeps in memory, the newest ones; 0 keeps none.
 
     How long, in seconds:
     - `request_timeout_s`: from arrival to the last token; None: no limit.
@@ -51,11 +56,14 @@ class ServerSettings:
     show_prompts: bool = False
     event_block_size: int | None = None
     served_model_name: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     max_body_bytes: int = 8 * 2**20
     max_completions: int = 256
     max_logprobs: int = 20
     max_unread: int = 256
     max_requests: int = 4096
+    store_responses: int = 256
     request_timeout_s: float | None = None
     preparation_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
@@ -63,12 +71,17 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in WHOLE:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
+            least = 0 if name == "store_responses" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: must be an integer of at least {least}")
         for name in (*SECONDS, *(["request_timeout_s"] if self.request_timeout_s is not None else [])):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r}: must be a number of seconds above 0")
+        for name, formats in (("tool_call_parser", CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+            known = [each.name for each in formats]
+            if (value := getattr(self, name)) is not None and value not in known:
+                raise ValueError(f"{name}={value!r}: must be one of {', '.join(known)}")
         for name in NAMES:
             value = getattr(self, name)
             if isinstance(value, str) or not all(isinstance(each, str) and each.strip() for each in value):

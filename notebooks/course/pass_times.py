@@ -1,8 +1,8 @@
 """Where the time of a DECODE pass goes: each call of a C++ kernel, from when to when, made from Python or replayed; and
-where that of a step goes."""
+where that of a step goes. And passes with drafts: what each gave, and how quick they are."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from nanoinfer.cache.memory_pool import ReqToTokenPool
 from nanoinfer.engine.engine import Engine
 from nanoinfer.errors import KernelsUnavailableError
+from nanoinfer.llm import LLM
 from nanoinfer.model.attention import select_attention_backend
 from nanoinfer.model.attention.base import wanted_features
 from nanoinfer.model.forward_batch import ForwardBatch, ForwardMode
@@ -19,10 +20,13 @@ from nanoinfer.model.graph_runner import CapturedGraph, GraphRunner
 from nanoinfer.model.kernels.functions import Function
 from nanoinfer.model.kernels.program import Program
 from nanoinfer.model.loader import LoadedModel
-from nanoinfer.model.lora.adapter import Adapter
+from nanoinfer.model.lora.adapter import Adapter, random_adapter
 from nanoinfer.model.lora.pool import AdapterPool
 from nanoinfer.model.model_runner import ModelRunner
+from nanoinfer.sampling import sampler
 from nanoinfer.sampling_params import SamplingParams
+
+Pass = tuple[list[int], list[int]]  # of one request: its drafts, and the tokens that it gave
 
 
 class Span(NamedTuple):
@@ -145,6 +149,68 @@ def _timed_calls() -> Iterator[list[tuple[str, float, float]]]:
         Function.__call__ = original  # type: ignore[method-assign]
 
 
+def seconds_by_rows(models: Mapping[str, LoadedModel], sizes: Sequence[int]) -> dict[str, dict[int, float]]:
+    """The time of a replayed pass of each size. The sizes take turns, and the median of nine rounds counts."""
+    found = {}
+    for name, model in models.items():
+        made = {rows: DecodePass(model, rows) for rows in sizes}
+        rounds = [{rows: each.times_replayed(3).seconds for rows, each in made.items()} for _ in range(9)]
+        found[name] = {rows: float(np.median([times[rows] for times in rounds])) for rows in sizes}
+    return found
+
+
+def passes_of(llm: LLM, prompt: str, params: SamplingParams) -> list[Pass]:
+    """The passes of one request."""
+    llm.engine.add_request(prompt, params)
+    found, known = list[Pass](), 0
+    while llm.engine.has_unfinished():
+        llm.engine.step()
+        batch = llm.engine.last_batch
+        assert batch is not None
+        (req,) = batch.reqs
+        drafts = batch.input_ids[1:].tolist() if batch.forward_mode is ForwardMode.VERIFY else []
+        found.append((drafts, req.output_ids[known:]))
+        known = req.num_output_tokens
+    return found
+
+
+def tokens_of(found: Sequence[Pass]) -> list[int]:
+    return [token for _, tokens in found for token in tokens]
+
+
+def said(found: Sequence[Pass]) -> str:
+    """The passes in numbers."""
+    drafted = sum(len(drafts) for drafts, _ in found)
+    accepted = sum(one == other for drafts, tokens in found for one, other in zip(drafts, tokens, strict=False))
+    return f"{len(found):3} passes for {len(tokens_of(found))} tokens; {accepted} of {drafted} drafts accepted"
+
+
+@contextmanager
+def one_stream() -> Iterator[None]:
+    """Inside the block, the sampler's random numbers come from one stream, and not from a request's seed and place."""
+    generator, right = np.random.default_rng(0), sampler.uniform
+    sampler.uniform = lambda seeds, indices: generator.random(len(seeds))
+    try:
+        yield
+    finally:
+        sampler.uniform = right
+
+
+def speed_of(engines: Mapping[str, LLM], task: str, text: str) -> dict[str, float]:
+    """Tokens per second of each engine's answer, the best of three; prints the passes and drafts of the last."""
+    rates, replies = dict.fromkeys(engines, 0.0), {}
+    for name, llm in [*engines.items()] * 3:  # they take turns
+        steps, begin = llm.engine.stats().decode_steps, time.perf_counter()
+        (reply,) = llm.chat([{"role": "user", "content": text}], SamplingParams(max_new_tokens=80, temperature=0))
+        replies[name] = reply.text
+        rates[name] = max(rates[name], len(reply.token_ids) / (time.perf_counter() - begin))
+    passes = 1 + llm.engine.stats().decode_steps - steps
+    drafts = f"{reply.accepted_tokens} of {reply.drafted_tokens} drafts accepted"
+    print(f"{task:8} {len(reply.token_ids)} tokens in {passes} passes; {drafts}")
+    print(f"         same text: {len({*replies.values()}) == 1}; {reply.text[:90]!r} ...")
+    return rates
+
+
 PARTS = {  # of a step: the object and its method
     "schedule": ("scheduler", "schedule"),
     "forward pass": ("model_runner", "forward_batch"),
@@ -198,3 +264,19 @@ def roofline_points(model: LoadedModel, requests: int) -> dict[str, tuple[str, f
         numbers = inputs * outputs + requests * (inputs + outputs)
         points[name] = f"T = {requests}", 2.0 * requests * inputs * outputs, 4.0 * numbers, seconds
     return points
+
+
+def times_with_adapters(
+    model: LoadedModel, ranks: Sequence[int], distinct: Sequence[int], requests: int = 16
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """A DECODE pass in which `requests` requests have n of `distinct` adapters of a rank: (n, rank) → how many times as
+    long as the base model's, by the bytes of weights, A and B; and measured, the medians of passes that take turns."""
+    made = {rank: [random_adapter(model, rank, seed) for seed in range(max(distinct))] for rank in ranks}
+    numbers = {rank: sum(part.a.numel() + part.b.numel() for part in made[rank][0].parts.values()) for rank in ranks}
+    keys = [(n, rank) for n in distinct for rank in ranks]
+    passes = [DecodePass(model, requests)]
+    passes += [DecodePass(model, requests, adapters=[made[rank][i % n] for i in range(requests)]) for n, rank in keys]
+    rounds = [[each.times_replayed(3).seconds for each in passes] for _ in range(8)]
+    base, *others = np.median(rounds, axis=0).tolist()
+    by_bytes = {(n, rank): 1 + n * numbers[rank] / model.model.num_parameters for n, rank in keys}
+    return by_bytes, {key: each / base for key, each in zip(keys, others, strict=True)}

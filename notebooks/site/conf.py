@@ -66,6 +66,8 @@ class Links(SphinxTransform):
     default_priority = 30  # after translations
 
     def apply(self, **_: Any) -> None:
+        if slugs := getattr(self.document, "myst_slugs", None):  # a translated heading has put its own in their place
+            self.env.metadata[self.env.docname]["myst_slugs"] = slugs
         folder = (ROOT / self.env.docname).parent
         links = [*self.document.findall(addnodes.pending_xref), *self.document.findall(addnodes.download_reference)]
         for node in links:

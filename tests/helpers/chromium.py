@@ -74,13 +74,14 @@ def chromium(profile: Path) -> Iterator["Chrome"]:
 
 
 def clean(browser: "Chrome") -> None:
-    """One empty tab, on the screen that it began with; nothing is logged yet."""
+    """One empty tab, on the screen that it began with; nothing is logged or kept yet."""
     first, *others = browser.window_handles
     for tab in others:
         browser.switch_to.window(tab)
         browser.close()
     browser.switch_to.window(first)  # and out of any frame
     _as_it_is(browser)
+    browser.execute_script("try { sessionStorage.clear(); localStorage.clear(); } catch {}")
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get_log("performance")

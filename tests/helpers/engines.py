@@ -53,7 +53,7 @@ class LetterTokenizer(Tokenizer):
     def __init__(self) -> None:
         pass
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -15,6 +15,33 @@ from tests.helpers.servers import patient_app, running
 from tests.helpers.waiting import PAUSE_S, Worker, until
 
 HOSTILE = "</script><img src=x>${1}<!--"
+MARKDOWN = """\
+# A *title*
+
+1. one
+2. two **bold**
+
+   > quoted `code`
+
+```python
+x = "<b>"  # not bold
+```
+
+| a | b |
+|:-:|--:|
+| 1 | <script>document.title = "run"</script> |
+
+<img src=x onerror="document.title = 'run'"> ![image](https://elsewhere.example/a.png)
+[a](https://b.example "t") [b](javascript:alert(1)) [c](data:text/html,x) <javascript:alert(1)> [d](/flush_cache) [e][later]
+
+a hard\\
+break, a [late][later] one
+
+[later]: https://later.example
+
+Setext
+---
+"""
 
 
 class Letters:
@@ -103,12 +130,12 @@ def set_field(page: webdriver.Chrome, name: str, value: Any) -> None:
 
 
 def ask(page: webdriver.Chrome, question: str) -> str:
-    """Send a message by keyboard and wait for the whole answer."""
-    answers = len(texts(page, ".message.assistant"))
+    """Send a message by keyboard and wait for the whole answer. Returns it as the page keeps it."""
+    page.execute_script("for (const one of document.querySelectorAll('.message')) one.dataset.isOld = 1")
     find(page, "#question").send_keys(question, Keys.ENTER)
-    shows(page, f"document.querySelectorAll('.message.assistant').length > {answers}")
+    shows(page, "document.querySelector('.message.assistant:not([data-is-old])') !== null")
     shows(page, "Chat.running === null")
-    return texts(page, ".message.assistant .words")[-1]
+    return page.execute_script("return Chat.conversation.at(-1)?.content")
 
 
 def node_texts(page: webdriver.Chrome) -> list[str]:

@@ -107,7 +107,7 @@ def _choice(rng: np.random.Generator) -> RandomGrammar:
 
 
 def _json_schema(rng: np.random.Generator) -> RandomGrammar:
-    schema = _schema(rng, depth=2)
+    schema = random_schema(rng, depth=2)
     validator = jsonschema.Draft202012Validator(schema)
 
     def matches(text: str) -> bool:
@@ -116,17 +116,17 @@ def _json_schema(rng: np.random.Generator) -> RandomGrammar:
     return RandomGrammar({"json_schema": _one(rng, schema, json.dumps(schema))}, matches)
 
 
-def _schema(rng: np.random.Generator, depth: int) -> dict[str, Any]:
+def random_schema(rng: np.random.Generator, depth: int) -> dict[str, Any]:
     if depth and rng.random() < 0.7:
         if rng.random() < 0.6:
             names = sorted({_word(rng) for _ in range(int(rng.integers(1, 4)))})
             required = [name for name in names if rng.random() < 0.7]
-            properties = {name: _schema(rng, depth - 1) for name in names}
+            properties = {name: random_schema(rng, depth - 1) for name in names}
             return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
         if rng.random() < 0.5:
-            return {"anyOf": [_schema(rng, depth - 1) for _ in range(2)]}
+            return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
         least = int(rng.integers(0, 3))
-        return {"type": "array", "items": _schema(rng, depth - 1), "minItems": least, "maxItems": least + 2}
+        return {"type": "array", "items": random_schema(rng, depth - 1), "minItems": least, "maxItems": least + 2}
     low = int(rng.integers(-50, 50))
     return dict(
         _one(

@@ -22,19 +22,13 @@ OTHERS: list[tuple[str, str]] = [
      "        if n >= max(size, shortest, 1):\n            best, size = tokens[at : at + count], n\n"
      "    return best\n"),
     ("14.2",
-     "def counted(drafts, sampled, end):\n"
-     "    right = next((i for i, (a, b) in enumerate(zip(drafts, sampled)) if a != b), len(drafts))\n"
-     "    found = list(sampled[: right + 1])\n"
-     "    return found[: found.index(end) + 1] if end in found else found\n"),
-    ("14.3",
      "def expected_tokens(p, k):\n    return k + 1 if p == 1 else (1 - p ** (k + 1)) / (1 - p)\n\n"
      "def best_k(p, seconds, most):\n    best = 0\n    for k in range(1, most + 1):\n"
      "        if expected_tokens(p, k) / seconds[k + 1] > expected_tokens(p, best) / seconds[best + "
      "1] + 1e-12:\n            best = k\n    return best\n"),
     ("15.2",
-     "def forced(bits_of, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
-     "        row = bits_of(state).view(np.uint32)\n"
-     "        ids = [32 * w + b for w in range(len(row)) for b in range(32) if int(row[w]) >> b & 1]\n"
+     "def forced(allowed, after, state, end, most):\n    found = []\n    for _ in range(most):\n"
+     "        ids = list(allowed(state))\n"
      "        if ids == [end] or len(ids) != 1:\n            return found\n        found += ids\n"
      "        state = after(state, ids[0])\n    return found"),
     ("16.1",
@@ -90,9 +84,6 @@ OTHERS: list[tuple[str, str]] = [
      "    each = bytes_per_token / bytes_per_second\n    if each >= compute:\n        return None\n    n = 1\n"
      "    while begin + n * each >= n * compute:\n        n += 1\n    return n"),
     ("19.2",
-     "def first_to_leave(blocks):\n    for name, _ in sorted(blocks.items(), key=lambda item: item[1][1]):\n"
-     "        if not any(before == name for before, _ in blocks.values()):\n            return name"),
-    ("19.3",
      "import struct\n\n\ndef read_kv(data, fingerprint, tokens, token_bytes):\n    n = len(tokens)\n"
      "    if len(data) != 20 + n * (4 + token_bytes) + 32:\n        return None\n"
      "    if sha256(data[:-32]).digest() != data[-32:]:\n        return None\n"

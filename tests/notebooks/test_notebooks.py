@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|\b(?:href|src)=
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)  # https:, mailto:, data:
 
 # Those that take longest, the longest first: of several processes none then ends long after the others.
-LONG = ["16", "12", "17", "13", "14", "04", "03"]
+LONG = ["17", "11", "02", "04", "12", "14", "10"]
 
 
 def every(paths: list[Path]) -> pytest.MarkDecorator:

@@ -9,7 +9,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from tests.helpers.chromium import LAPTOP, PHONE, device, press
-from tests.helpers.live_page import HOSTILE, ask, find, letters, node_texts, opened, set_field, shows, texts
+from tests.helpers.live_page import HOSTILE, MARKDOWN, ask, find, letters, node_texts, opened, set_field, shows, texts
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -116,6 +116,7 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: webdriver.Chrome) -> Non
         page.execute_script("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         set_field(page, "max_tokens", 9)
         ask(page, "M" * 50)
+        page.execute_script("addMessage({role: 'assistant', content: arguments[0]})", MARKDOWN + "# " + "M" * 80)
         shows(page, "document.querySelectorAll('#tree [data-node]').length > 3")
         assert page.execute_script(wide) == 390
         low = page.execute_script(
@@ -195,5 +196,6 @@ def test_axe_finds_nothing(browser: webdriver.Chrome) -> None:
         check_with_axe(page, LAPTOP, "some time ago")
         page.execute_script("document.querySelector('#key').open = false; live.goLive()")
         set_field(page, "max_tokens", 999)
+        page.execute_script("addMessage({role: 'assistant', content: arguments[0], reasoning: 'a'})", MARKDOWN)
         ask(page, "abc")
         check_with_axe(page, PHONE, "after an error")

@@ -63,6 +63,7 @@ WRONG_CHATS: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("chat_template_kwargs", {"chat_template_kwargs": {"chat_template": "x"}}),
     ("sampling_params", {"sampling_params": {"temperature": 0}}),
+    ("chat_template_kwargs", {"chat_template_kwargs": {"a": [float("nan")]}}),
 ]
 
 

@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoinfer.model.lora.manager import bundled_adapter
-from tests.soak.random_requests import GUEST, RESIDENTS, Answers, choices_of, random_request
+from tests.soak.random_requests import GUEST, RESIDENTS, WORDS, Answers, choices_of, random_request
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {200, 400, 404, 429, 503, 504}
@@ -156,6 +157,37 @@ class Traffic:
             self.ends["streamed" if body["stream"] else "answered"] += 1
             if fault := self.answers.fault(body, choices_of(rest, body), pattern):
                 self.faults.append(f"{fault}; asked: {str(body)[:300]}")
+
+    async def converse(self) -> None:
+        """Go on from one stored response to the next, by its id, and ask /v1/messages in between; some answers are left."""
+        previous, rng = None, self.rng
+        while not self.is_ending:
+            await self.goes_on.wait()
+            said, path = " ".join(rng.choices(WORDS, k=5)), rng.choice(["/v1/responses", "/v1/messages"])
+            body: dict[str, Any] = {"model": "story", "stream": rng.random() < 0.5, "previous_response_id": previous}
+            body |= {"input": said, "max_output_tokens": 20} if path == "/v1/responses" else {"max_tokens": 20}
+            if path == "/v1/messages":
+                body["messages"] = [{"role": "user", "content": said}]
+            leaves = rng.random() < 0.2
+            try:
+                seconds = rng.random() / 5 if leaves else SECONDS_TO_WAIT
+                status, rest = await asyncio.wait_for(post(self.port, path, body), seconds)
+            except TimeoutError:
+                if not leaves:
+                    self.faults.append(f"no answer in {SECONDS_TO_WAIT} s: {path}")
+                self.ends["left by its client"] += 1
+            except (ConnectionError, IndexError):  # closed without an answer
+                if not self.is_ending:
+                    self.faults.append(f"connection closed: {path}")
+            else:
+                self.ends[f"{path} {status}"] += 1
+                ended = re.search(
+                    rb'"status":"(completed|incomplete|failed)"|"type":"(message_stop|message|error)"', rest
+                )
+                if status not in ALLOWED or (status == 200 and ended is None):
+                    self.faults.append(f"{path} {status}: {rest[-300:]!r}")
+                found = re.search(rb'"id":"(resp_\w+)"', rest)
+                previous = found[1].decode() if found else previous if status in (200, 429, 503, 504) else None
 
     # --- those who come besides: pages, load balancers, and who means no good ----------------------------------------
 
@@ -289,7 +321,11 @@ async def run(minutes: float, clients: int, seed: int) -> bool:
     folder = Path(tempfile.mkdtemp(prefix="traffic-"))
     process, port = start(folder)
     traffic, begun, seconds = Traffic(port, seed), time.monotonic(), minutes * 60
-    works = [traffic.client() for _ in range(clients)] + [traffic.watch() for _ in range(3)]
+    works = (
+        [traffic.client() for _ in range(clients)]
+        + [traffic.converse() for _ in range(4)]
+        + [traffic.watch() for _ in range(3)]
+    )
     works += [traffic.check_health(), traffic.swap_adapters(), traffic.drop_connections(), traffic.read_nothing()]
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -89,7 +89,7 @@ def test_the_metadata_that_is_built_has_page_and_licence(archives: tuple[Path, P
         metadata = email.message_from_bytes(wheel.read(name))
         (licence,) = [name for name in wheel.namelist() if name.endswith("licenses/LICENSE")]
         assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT AND BSD-2-Clause"
     assert metadata["Description-Content-Type"] == "text/markdown"
     description = metadata.get_payload(decode=True)
     assert isinstance(description, bytes)

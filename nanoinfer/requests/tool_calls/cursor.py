@@ -4,9 +4,9 @@ What reads with it is a generator: it yields where it waits for the next piece, 
 """
 
 import re
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 T = TypeVar("T")
@@ -64,9 +64,11 @@ class NotACall(Exception):
 
 class Cursor:
     """`text`: what is kept of the text; `at`: how much of it has been read; `is_last`: no more will come. `parts`: what was
-    found since the last piece. `calls`: how many calls have begun."""
+    found since the last piece. `calls`: how many calls have begun. `schemas`: name of a function → JSON schema of its
+    arguments, as far as they are known. `id_length`: of a call's id, if it must have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Mapping[str, Any] | None = None, id_length: int | None = None) -> None:
+        self.schemas, self._id_length = schemas or {}, id_length
         self.text, self.at, self.is_last = "", 0, False
         self.parts: list[Part] = []
         self.calls = 0
@@ -84,13 +86,18 @@ class Cursor:
         if text:
             self.parts.append(Reasoning(text))
 
-    def begin(self, name: str) -> None:
-        """A call of this function. NotACall if no client could read its name."""
+    def begin(self, name: str, must_be_known: bool = False) -> None:
+        """A call of this function. NotACall if no client could read its name, or if it is not known and must be."""
+        if must_be_known and self.schemas and name not in self.schemas:
+            raise NotACall
         try:
             name.encode()
         except UnicodeError:
             raise NotACall from None
-        self.parts.append(CallBegin(self.calls, f"call_{uuid4().hex[:24]}", name))
+        new = uuid4().hex
+        self.parts.append(
+            CallBegin(self.calls, new[: self._id_length] if self._id_length else f"call_{new[:24]}", name)
+        )
         self.calls += 1
 
     def add_arguments(self, text: str) -> None:
@@ -104,6 +111,10 @@ class Cursor:
         """The call has ended."""
         self.parts.append(CallEnd(self.calls - 1, self._dropped + self.at))
         self.forget()
+
+    def undo(self) -> None:
+        """Go back to where the last call ended, if none has begun since."""
+        self.at = 0
 
     def forget(self) -> None:
         """What has been read is needed no more."""
@@ -125,6 +136,12 @@ class Cursor:
             if not (yield from self.more()):
                 return ""
         return self.text[self.at]
+
+    def next(self) -> Reads[str]:
+        """Read the next character; empty at the end."""
+        character = yield from self.peek()
+        self.at += len(character)
+        return character
 
     def take(self, wanted: str) -> Reads[bool]:
         """Read `wanted`, if it comes next."""

@@ -1,30 +1,64 @@
-"""The calls of Hermes and Qwen: JSON objects between two tags."""
+"""Calls that are JSON objects between two tags, or in a list behind one: of Hermes and Qwen, Phi-4-mini, and Llama 3."""
 
-import json
-from collections.abc import Sequence
-
-from nanoinfer.requests.tool_calls.call_format import CallFormat
-from nanoinfer.requests.tool_calls.cursor import Cursor, Reads
-from nanoinfer.requests.tool_calls.json_text import read_call
+from nanoinfer.requests.tool_calls.call_format import JsonCalls, Tag, named, quoted
+from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
+from nanoinfer.requests.tool_calls.json_text import read_call, read_calls
 
 
-class Hermes(CallFormat):
+class Hermes(JsonCalls):
     """`<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>`"""
 
     name = "hermes"
     begins, ends = ("<tool_call>",), ("</tool_call>",)
 
     def is_in(self, template: str) -> bool:
-        return all(part in template for part in ("tools", *self.begins, '"arguments"')) and "<function=" not in template
+        return self.begins[0] in template and '"arguments"' in template and "<function=" not in template
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
         yield from read_call(cursor, self.ends)
 
-    def lark_rules(self, names: Sequence[str], parallel: bool) -> list[str]:
-        begin, end = json.dumps(f"{self.begins[0]}\n"), json.dumps(f"\n{self.ends[0]}")  # quoted as in a Lark grammar
-        before = [json.dumps(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ') for name in names]
-        return [
-            'start: call ("\\n" call)*' if parallel else "start: call",
-            f"call: {begin} ({' | '.join(f'f{i}' for i in range(len(names)))}) {end}",
-            *(f'f{i}: {text} @a{i} "}}"' for i, text in enumerate(before)),
-        ]
+    def one(self, name: str, tag: Tag) -> tuple[str, str]:
+        begin, end = tag(self.begins[0]), tag(self.ends[0])
+        return f'{begin} "\\n" {named(name, "arguments")}', f'"}}\\n" {end}'
+
+
+class Phi(JsonCalls):
+    """`<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>`, or `functools[...]`"""
+
+    name = "phi4_mini"
+    begins, ends = ("<|tool_call|>", "functools"), ("<|/tool_call|>",)
+    between, around = ", ", ("functools[", "]")
+
+    def is_in(self, template: str) -> bool:
+        return any(part in template for part in ("functools", "<|tool_call|>", "<|tool|>"))
+
+    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
+        if tag == "functools" and (yield from cursor.peek()) != "[":
+            raise NotACall
+        yield from read_calls(cursor, self.ends)
+
+    def one(self, name: str, tag: Tag) -> tuple[str, str]:
+        return named(name, "arguments"), quoted("}")
+
+
+class Llama(JsonCalls):
+    """`{"name": "f", "parameters": {"a": 1}}`, first in a reply or behind `<|python_tag|>`; `; ` before another"""
+
+    name = "llama3_json"
+    begins, bare = ("<|python_tag|>",), "{"
+    between = "; "
+
+    def is_in(self, template: str) -> bool:
+        return '"parameters": ' in template and any(
+            tag in template for tag in (*self.begins, "<|start_header_id|>", "<|header_start|>")
+        )
+
+    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
+        while True:
+            yield from read_call(cursor, strict=True)
+            yield from cursor.run()
+            if not (yield from cursor.take(";")):
+                return
+
+    def one(self, name: str, tag: Tag) -> tuple[str, str]:
+        return named(name, "parameters"), quoted("}")

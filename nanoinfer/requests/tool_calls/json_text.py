@@ -18,10 +18,6 @@ class BrokenError(Exception):
     """What follows is not JSON, or ends too early."""
 
 
-def ignore(text: str) -> None:
-    """Hand on nothing."""
-
-
 def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on one value as it is written, piece by piece, so no number is rounded; only control characters in strings
     become what JSON allows. BrokenError, where brackets do not match or another character stands."""
@@ -54,27 +50,23 @@ def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
 
 def _read_string(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on a string, of which the next character is the first quote."""
-    cursor.at += 1
-    add('"')
+    add((yield from cursor.next()))
     while True:
-        while (found := IN_STRING.match(cursor.text, cursor.at)) and found.end() == len(cursor.text):
-            cursor.at = found.end()
-            add(escaped(found[0]))  # as far as it is there
-            if not (yield from cursor.more()):
-                raise BrokenError
+        found = IN_STRING.match(cursor.text, cursor.at)  # as far as it is there
         assert found is not None, "it may be empty"
         cursor.at = found.end()
         add(escaped(found[0]))
-        if cursor.text[cursor.at] == '"':
-            cursor.at += 1
-            add('"')
+        character = yield from cursor.peek()
+        if character not in ('"', "\\", ""):
+            continue  # more of the same has come
+        cursor.at += len(character)
+        if character == "\\":
+            character += yield from cursor.next()
+        if character in ("", "\\"):
+            raise BrokenError
+        add(character)
+        if character == '"':
             return
-        while len(cursor.text) < cursor.at + 2:
-            if not (yield from cursor.more()):
-                raise BrokenError
-        pair = cursor.text[cursor.at : cursor.at + 2]
-        cursor.at += 2
-        add(pair)
 
 
 def escaped(text: str) -> str:
@@ -107,9 +99,23 @@ def read_arguments(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
         yield from cursor.until(ends, cursor.add_arguments)
 
 
-def read_call(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
+def read_calls(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
+    """Read a list of calls, or one. Arguments as in `read_call`."""
+    yield from cursor.run()
+    is_list = yield from cursor.take("[")
+    while True:
+        yield from read_call(cursor, ends, strict)
+        yield from cursor.run()
+        if not is_list or not (yield from cursor.take(",")):
+            break
+    if is_list:
+        yield from cursor.take("]")
+
+
+def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
     """Read a call that is an object with `name` and `arguments` (or `parameters`), in any order, and other members that
-    mean nothing. NotACall where it is none. `ends`: see `read_arguments`."""
+    mean nothing. NotACall where it is none. `ends`: see `read_arguments`. `strict`: it must have arguments, and call a
+    function that is known: without a tag, any object might come."""
     before, name, held = cursor.calls, "", ""
     yield from cursor.run()
     if not (yield from cursor.take("{")):
@@ -126,18 +132,18 @@ def read_call(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
             elif key not in ARGUMENTS or held or cursor.calls > before:
                 yield from read_whole(cursor)
             elif name and (yield from cursor.peek()) == "{":
-                cursor.begin(name)
+                cursor.begin(name, strict)
                 yield from read_arguments(cursor, ends)
             else:
                 held = _as_object((yield from read_whole(cursor)))
             if held and name and cursor.calls == before:
-                cursor.begin(name)
+                cursor.begin(name, strict)
                 cursor.add_arguments(held)
     except NotACall:
         if cursor.calls == before:
             raise
     if cursor.calls == before:
-        if not name:
+        if not name or strict:
             raise NotACall
         cursor.begin(name)
         cursor.add_arguments("{}")

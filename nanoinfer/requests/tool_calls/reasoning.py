@@ -1,11 +1,14 @@
 """ReasoningFormat: how a family of models marks what it thinks before it answers."""
 
+import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nanoinfer.requests.tool_calls.call_format import Tag
 from nanoinfer.requests.tool_calls.cursor import Cursor, Reads
 
 
@@ -21,10 +24,34 @@ class ReasoningFormat:
         """Whether a chat template knows thoughts."""
         return self.begin in template or self.end in template
 
-    def is_open(self, tokenizer: Any, prompt_ids: Sequence[int] | np.ndarray) -> bool:
-        """Whether a prompt ends with the tag that begins a thought, as some templates have it."""
-        last = [int(token) for token in prompt_ids[-16:]]
-        return tokenizer.decode(last, skip_special_tokens=False).rstrip().endswith(self.begin)
+    def state(self, tokenizer: Any, prompt_ids: Sequence[int] | np.ndarray) -> str | None:
+        """Whether a reply goes on with a thought that its prompt has opened ("open"), "may" begin with one, or neither
+        (None), as the prompt ends with one that is closed."""
+        last = tokenizer.decode([int(token) for token in prompt_ids[-16:]], skip_special_tokens=False).rstrip()
+        return "open" if last.endswith(self.begin) else None if last.endswith(self.end) else "may"
+
+    def grammar(self, is_open: bool, tag: Tag) -> tuple[str, str, list[str]]:
+        """What may precede an output that has a grammar, what precedes it if it is no call, and rules, in Lark's notation:
+        a thought with its tags; `is_open`: without the first."""
+        end, (text, rules) = tag(self.end), text_until(self.end, tag)
+        thought = f"{text} {end if text == 'THOUGHT' else ''} /\\n{{0,2}}/"
+        return (thought if is_open else f"({tag(self.begin)} {thought})?"), "", rules
+
+    def count_tokens(self, tokenizer: Any, token_ids: Sequence[int], is_open: bool) -> int:
+        """How many tokens of an output belong to the thought with which it begins, tags included."""
+
+        def text(count: int) -> str:
+            return tokenizer.decode(token_ids[:count], skip_special_tokens=False)
+
+        whole = text(len(token_ids))
+        if not is_open and not whole.lstrip().startswith(self.begin):
+            return 0
+        return bisect_left(range(len(token_ids)), True, key=lambda count: self.end in text(count))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags that have a meaning."""
+        return self.begin, self.end
 
     def read(self, cursor: Cursor, hidden: Sequence[str] = ()) -> Reads[None]:
         """Read a thought whose first tag has been read, and what is between it and the answer. Newlines around a thought
@@ -42,6 +69,14 @@ class ReasoningFormat:
             pass
         while (yield from cursor.take("\n")):
             pass
+
+
+def text_until(end: str, tag: Tag) -> tuple[str, list[str]]:
+    """A rule for any text up to a tag, with the tag if that is no special token; and what else it needs."""
+    escaped = re.escape(end).replace("/", r"\/")
+    if tag(end).startswith("<["):
+        return "THOUGHT", [f"THOUGHT: /(?s:.*)/ & ~/(?s:.*{escaped}.*)/"]
+    return "thought", ["thought[lazy]: THOUGHT", f"THOUGHT: /(?s:.*){escaped}/ & ~/(?s:.*{escaped}.+)/"]
 
 
 THINK = ReasoningFormat("think", "<think>", "</think>")

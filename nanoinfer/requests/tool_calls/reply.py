@@ -1,12 +1,13 @@
 """ReplyParser: reads the text of one completion, piece by piece, as a reply: reasoning, text, and calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from nanoinfer.requests.tool_calls.call_format import CallFormat
 from nanoinfer.requests.tool_calls.cursor import CallBegin, CallEnd, Cursor, NotACall, Part, Reads
+from nanoinfer.requests.tool_calls.gptoss import Channels
 from nanoinfer.requests.tool_calls.reasoning import ReasoningFormat
 
 
@@ -14,7 +15,8 @@ class ReplyParser:
     """What is read does not depend on how the text is cut into pieces. Text that may belong to a call is held back.
 
     `call_format`: None if calls are text. `reasoning`: None if thoughts are. `is_thinking`: the prompt has opened a
-    thought. `hidden`: special tokens, which are in the text for the tags among them, and which no client sees.
+    thought. `hidden`: special tokens, which are in the text for the tags among them, and which no client sees. `schemas`:
+    name of a function → JSON schema of its arguments.
 
     A call begins once it has a name and arguments that begin as an object. What is no call is text. White space and
     closing tags behind a call belong to no text, and a closing tag may be missing. `calls`: how many have begun.
@@ -26,10 +28,11 @@ class ReplyParser:
         reasoning: ReasoningFormat | None = None,
         is_thinking: bool = False,
         hidden: Sequence[str] = (),
+        schemas: Mapping[str, Any] | None = None,
     ):
         self._format, self._reasoning, self._is_thinking = call_format, reasoning, is_thinking
         self._hidden = hidden
-        self._cursor = Cursor()
+        self._cursor = Cursor(schemas, call_format.id_length if call_format else None)
         self._reading = self._read()
 
     @property
@@ -47,20 +50,36 @@ class ReplyParser:
 
     def _read(self) -> Reads[None]:
         cursor, tags = self._cursor, self._format.begins if self._format else ()
+        if isinstance(self._reasoning, Channels):
+            yield from self._reasoning.read_reply(cursor, self._format is not None, self._hidden)
+            return
         yield from self._read_thoughts()
+        if self._format is not None and self._format.bare:
+            begin = cursor.at
+            yield from cursor.run()
+            character = yield from cursor.peek()
+            if not character or character not in self._format.bare or not (yield from self._read_calls("")):
+                cursor.at = begin
         while tag := (yield from cursor.until({*tags, *self._hidden}, cursor.add_text)):
             if tag not in tags:
                 continue
-            begin, before = cursor.at, cursor.calls
-            assert self._format is not None, "it has this tag"
-            try:
-                yield from self._format.read_calls(cursor, tag)
-            except NotACall:
-                if cursor.calls == before:
-                    cursor.at = begin
-                    cursor.add_text("" if tag in self._hidden else tag)
-                    continue
-            yield from self._pass_ends(self._format.ends)
+            begin = cursor.at
+            if not (yield from self._read_calls(tag)):
+                cursor.at = begin
+                cursor.add_text("" if tag in self._hidden else tag)
+
+    def _read_calls(self, tag: str) -> Reads[bool]:
+        """Read calls and what belongs to them. False if there is none."""
+        assert self._format is not None, "it has this tag"
+        before = self._cursor.calls
+        try:
+            yield from self._format.read_calls(self._cursor, tag)
+        except NotACall:
+            if self._cursor.calls == before:
+                return False
+            self._cursor.undo()
+        yield from self._pass_ends(self._format.ends)
+        return True
 
     def _read_thoughts(self) -> Reads[None]:
         """Read the thoughts with which a reply begins."""

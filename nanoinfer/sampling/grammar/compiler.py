@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from nanoinfer.errors import InvalidRequestError
-from nanoinfer.requests.tool_calls.registry import HERMES, format_of
+from nanoinfer.requests.tool_calls.gptoss import Channels
+from nanoinfer.requests.tool_calls.registry import HERMES, format_of, reasoning_of
 from nanoinfer.sampling.grammar.json_schemas import prepared_schema
-from nanoinfer.sampling.grammar.lark import calls_grammar, lark_grammar
+from nanoinfer.sampling.grammar.lark import calls_grammar, either, lark_grammar
 from nanoinfer.sampling.grammar.matcher import Matcher, reason
 from nanoinfer.sampling.grammar.trial import STEPS, Trials, in_thread
 from nanoinfer.sampling.grammar.vocabulary import Vocabulary
@@ -51,20 +52,25 @@ NewMatcher = Callable[[frozenset[int]], Matcher]  # a request's stop tokens → 
 @dataclass(frozen=True)
 class Grammar:
     """`kind`: the field of SamplingParams that it comes from (GRAMMAR_FIELDS). `text`: a regular expression, a JSON schema,
-    a Lark grammar, the choices as a JSON list, or [tool_calls, parallel_tool_calls] as JSON."""
+    a Lark grammar, the choices as a JSON list, or [tool_calls, parallel_tool_calls] as JSON. `calls`: such a list, beside
+    another kind: either matches. `reasoning`: as in SamplingParams."""
 
     kind: str
     text: str
+    calls: str | None = None
+    reasoning: str | None = None
 
     @classmethod
     def of(cls, params: SamplingParams) -> "Grammar | None":
         """The grammar that `params` ask for; None if they ask for none."""
         if (kind := params.grammar_field) is None:
             return None
-        given = getattr(params, kind)
+        given, calls = getattr(params, kind), None
+        if params.tool_calls is not None:
+            calls = json.dumps([params.tool_calls, params.parallel_tool_calls])
         if kind == "tool_calls":
-            given = [given, params.parallel_tool_calls]
-        return cls(kind, given if isinstance(given, str) else json.dumps(given))
+            return cls(kind, str(calls), None, params.reasoning)
+        return cls(kind, given if isinstance(given, str) else json.dumps(given), calls, params.reasoning)
 
 
 class Refusal(ValueError):
@@ -130,9 +136,13 @@ class Compiled:
         """
         ends = stop_token_ids & self.vocabulary.special
         is_json = self.grammar.kind in ("json_schema", "tool_calls")
+        thought = None
+        if self.grammar.reasoning and (reasoning := reasoning_of(self.vocabulary.tokenizer)):
+            begin = "" if self.grammar.reasoning == "open" else reasoning.begin
+            thought = begin.encode(), reasoning.end.encode()
         with self.lock:
             state = self.start.deep_copy()
-        return Matcher(state, self.vocabulary, ends, is_json, self.takes_drafts)
+        return Matcher(state, self.vocabulary, ends, is_json, self.takes_drafts, thought)
 
 
 class Compiler:
@@ -164,7 +174,7 @@ class Compiler:
 
     def _compile(self, compiled: Compiled, end: float) -> None:
         try:
-            text = _text_for_compiler(compiled.grammar, self.vocabulary.tokenizer)
+            text = _with_reasoning(compiled.grammar, self.vocabulary)
         except (ValueError, RecursionError) as error:
             raise Refusal("is too deep" if isinstance(error, RecursionError) else str(error)) from error
         if failure := self._trials.failure(text, LIMITS, max(0.0, end - time.monotonic())):
@@ -186,7 +196,20 @@ def shared_trials(process: int) -> Trials:
     return trials
 
 
-def _text_for_compiler(grammar: Grammar, tokenizer: Any) -> str:
+def _with_reasoning(grammar: Grammar, vocabulary: Vocabulary) -> str:
+    """What llguidance compiles for `grammar`, with calls instead of it, and a thought before, if there may be any."""
+    text, reasoning = _text_for_compiler(grammar, vocabulary), reasoning_of(vocabulary.tokenizer)
+    if grammar.calls is None and (grammar.reasoning is None or reasoning is None):
+        return text
+    calls = None if grammar.calls is None else _text_for_compiler(Grammar("tool_calls", grammar.calls), vocabulary)
+    thought, before, rules = "", "", list[str]()
+    if reasoning is not None and (grammar.reasoning or isinstance(reasoning, Channels)):
+        thought, before, rules = reasoning.grammar(grammar.reasoning == "open", vocabulary.lark_tag)
+    before = "" if grammar.kind == "tool_calls" else before
+    return either(thought, rules, before, text, calls)
+
+
+def _text_for_compiler(grammar: Grammar, vocabulary: Vocabulary) -> str:
     """What llguidance compiles for `grammar`. ValueError when it is too large, or cannot be compiled exactly."""
     from llguidance import LLMatcher
 
@@ -195,7 +218,8 @@ def _text_for_compiler(grammar: Grammar, tokenizer: Any) -> str:
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(grammar.text)), overrides=COMPACT_JSON)
     if grammar.kind == "tool_calls":
-        return calls_grammar(grammar.text, format_of(tokenizer) or HERMES, COMPACT_JSON)
+        call_format = format_of(vocabulary.tokenizer) or HERMES
+        return calls_grammar(grammar.text, call_format, vocabulary.lark_tag, COMPACT_JSON)
     if grammar.kind == "grammar":
         return lark_grammar(grammar.text, COMPACT_JSON)
     if grammar.kind == "choice":

@@ -6,6 +6,7 @@ taken is given back (`*+`).
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanoinfer.requests.tool_calls.call_format import CallFormat
@@ -91,17 +92,32 @@ def _json_part(name: str, where: str, schema: Any, options: dict[str, Any]) -> d
     return {"name": name, "json_schema": {**prepared, "x-guidance": options}}
 
 
-def calls_grammar(text: str, call_format: CallFormat, json_options: dict[str, Any]) -> str:
+def calls_grammar(text: str, call_format: CallFormat, tag: Callable[[str], str], json_options: dict[str, Any]) -> str:
     """What llguidance compiles for `text`: [{name of a function: JSON schema of its arguments}, whether there may be
-    several calls]. ValueError naming the function whose schema cannot be compiled exactly.
+    several calls]. ValueError naming the function whose schema cannot be compiled exactly. `tag` writes a tag.
 
     `json_options`: llguidance's for how JSON is written. Here, as models write calls, there are spaces between its parts.
     """
     functions, parallel = json.loads(text)
     options = {**json_options, "item_separator": ", ", "key_separator": ": "}
-    parts = [
-        _json_part(f"a{i}", f"the parameters of {name!r}", schema, options)
-        for i, (name, schema) in enumerate(functions.items())
-    ]
-    rules = call_format.lark_rules(list(functions), parallel)
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *parts]})
+    rules, schemas = call_format.grammar(functions, parallel, tag)
+    parts = [_json_part(name, _function_of(name, functions), schema, options) for name, schema in schemas.items()]
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(["start: calls", *rules])}, *parts]})
+
+
+def either(thought: str, rules: list[str], before: str, text: str, calls: str | None) -> str:
+    """What llguidance compiles for `thought` and then `before` and the grammar `text`, or `calls`; `rules` are of the
+    thought."""
+    parts: list[dict[str, Any]] = []
+    for name, each in (("body", text), ("calls", calls)):
+        if each is not None:
+            made = json.loads(each)["grammars"] if each.startswith("{") else [{"lark_grammar": each}]
+            parts += [{**made[0], "name": name}, *made[1:]]
+    body = f"{before} @body" if calls is None else f"({before} @body | @calls)"
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join([f"start: {thought} {body}", *rules])}, *parts]})
+
+
+def _function_of(part: str, functions: Mapping[str, Any]) -> str:
+    number = re.match(r"[a-z]+(\d+)", part)
+    assert number is not None, "a format numbers the functions"
+    return f"the parameters of {list(functions)[int(number[1])]!r}"

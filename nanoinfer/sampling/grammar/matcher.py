@@ -26,6 +26,7 @@ class Matcher:
     `limits_numbers`, for JSON: a schema allows numbers of any length, and a model that likes zeros may never end one. So
     once MAX_DIGITS digits have come in a row outside a string, tokens that begin with a digit are forbidden, unless the
     schema allows no other. `takes_drafts`: whether tokens can be taken back. `vocabulary`: the bytes that are read.
+    `thought`: with which tags a thought that precedes the JSON begins (empty: it has begun) and ends; None: there is none.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Matcher:
         ends: Collection[int],
         limits_numbers: bool = False,
         takes_drafts: bool = True,
+        thought: tuple[bytes, bytes] | None = None,
     ):
         self.vocabulary, self.takes_drafts = vocabulary, takes_drafts
         self._state, self._ends, self._limits_numbers = state, frozenset(ends), limits_numbers
+        self._thought = thought
         self._ended = False  # by one of `ends`
         self._end_bits = vocabulary.bit_mask(sorted(self._ends))
         self._written: list[int] = []  # the tokens that were accepted, without the one that ended the output
@@ -150,6 +153,10 @@ class Matcher:
         if re.fullmatch(rb"[0-9]{%d}" % MAX_DIGITS, end) is None:
             return False
         output = b"".join([tokens[token] for token in self._written])
+        if self._thought is not None and output.startswith(self._thought[0]):
+            _, tag, output = output.partition(self._thought[1])
+            if not tag:
+                return False
         return b'"' not in _STRING.sub(b"", output)  # else, it is inside a string that is open
 
 

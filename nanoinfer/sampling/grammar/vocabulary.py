@@ -1,5 +1,6 @@
 """Vocabulary: the bytes of every token, which a grammar needs to say which tokens may come next."""
 
+import json
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
@@ -42,6 +43,15 @@ class Vocabulary:
         in it unless `skip_special_tokens=False`."""
         shown = (token for token in token_ids if not skip_special_tokens or token not in self.special)
         return b"".join(self.tokens[token] for token in shown).decode(errors="replace")
+
+    @cached_property
+    def _special_texts(self) -> dict[bytes, int]:
+        return {self.tokens[token]: token for token in sorted(self.special)}
+
+    def lark_tag(self, tag: str) -> str:
+        """A tag as a Lark grammar has it: its token if that is special, or else its text."""
+        token = self._special_texts.get(tag.encode())
+        return json.dumps(tag, ensure_ascii=False) if token is None else f"<[{token}]>"
 
     @cached_property
     def begins_with_digit(self) -> np.ndarray:

@@ -4,7 +4,8 @@
     Recorder, every pass ──►  Recording: what is new, ten times per second ──►  state.js → draw.js, as in the trace player
                               Feed: the same messages for all who watch
 
-Nothing of this runs while nobody watches.
+Nothing of this runs while nobody watches. Where the feed hides tokens, a page puts in the texts of its own requests
+(static/live.js); the server tells nobody what others have written.
 """
 
 from nanoinfer.server.live.routes import routes

@@ -29,7 +29,11 @@ HEADERS = {
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PALETTE = "palette.css"
 SHARED = ("drawings.css", *DRAWINGS)  # with the player
-FILES = (PALETTE, *SHARED, "page.html", "live.css", "icon.svg", "session.js", "live.js", "chat.js")
+LIBRARY = "markdown-it.min.js"  # of others, with its licences beside it
+FILES = (
+    *(PALETTE, *SHARED, "page.html", "live.css", "icon.svg"),
+    *("session.js", "live.js", LIBRARY, "markdown.js", "chats.js", "chat.js"),
+)
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -42,6 +46,7 @@ def routes(service: Service) -> list[BaseRoute]:
     about = {
         "server": secrets.token_hex(8),  # tells a page whether it is the same one after a loss
         "show_prompts": service.settings.show_prompts,
+        "needs_key": bool(service.settings.api_keys),
         "has_chat_template": bool(getattr(getattr(tokenizer, "hf_tokenizer", None), "chat_template", None)),
     }
     feed = Feed(service, about)

@@ -1,11 +1,9 @@
-"""Checks of notebook 14: drafts that are looked up, which tokens of a pass count, and how many drafts pay."""
+"""Checks of notebook 14: drafts that are looked up, and how many drafts pay."""
 
 import numpy as np
 
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.tables import Mistake, Wrong, compare
-
-END = 2
 
 
 @exercise("14.1", "Look it up", points=2)
@@ -50,44 +48,7 @@ def _drafts(tokens: list[int], shortest: int, count: int, wrong: Wrong = ()) -> 
     return []
 
 
-@exercise("14.2", "Which tokens count")
-def _(given: Given) -> str:
-    rng, counted = np.random.default_rng(15), given["counted"]
-    cases: list[tuple[list[int], list[int], int]] = [
-        ([5, 6, 7], [5, 6, 9, 4], END),
-        ([], [8], END),
-        ([5, 6, 7], [5, 6, 7, 4], END),
-        ([5, 6, 7], [9, 6, 7, 4], END),
-        ([5, 6, 7], [5, 9, 7, 4], END),
-        ([5, END, 7], [5, END, 7, 4], END),
-        ([5, 6], [END, 6, 8], END),
-        ([5, 6], [5, 6, END], END),
-    ]
-    for _ in range(100):
-        drafts = rng.integers(1, 4, rng.integers(0, 5)).tolist()
-        cases.append((drafts, rng.integers(1, 4, len(drafts) + 1).tolist(), END))
-    mistakes: dict[str, Mistake] = {
-        "The request gets nothing after the end token, even if the drafts were right.": "goes_on",
-        "The end token itself is the last token of the request. It counts.": "without_end",
-        "The row behind the right drafts had the right input: its token counts, too.": "only_drafts",
-        "After a wrong draft, the rows behind it have read a wrong token. What was sampled from them doesn't count, even "
-        "where it is equal to a draft.": "through",
-    }
-    hint = "the tokens up to the first one that differs from its draft, that one included: at least one token"
-    compare(lambda *given: list(counted(*given)), _counting, cases, mistakes, hint=hint)
-    return "all right, all wrong, wrong in the middle, and end tokens anywhere"
-
-
-def _counting(drafts: list[int], sampled: list[int], end: int, wrong: Wrong = ()) -> list[int]:
-    right = 0
-    while right < len(drafts) and (drafts[right] == sampled[right] or "through" in wrong):
-        right += 1
-    through = sampled[: right + ("only_drafts" not in wrong)]
-    ends = end in through and "goes_on" not in wrong
-    return through[: through.index(end) + ("without_end" not in wrong)] if ends else through
-
-
-@exercise("14.3", "How many drafts", points=2)
+@exercise("14.2", "How many drafts", points=2)
 def _(given: Given) -> str:
     cases = [(p, k) for p, k in ((0.5, 2), (0.5, 0), (0.0, 3), (1.0, 3), (0.8, 1), (0.9, 7))]
     mistakes: dict[str, Mistake] = {

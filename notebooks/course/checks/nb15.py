@@ -3,8 +3,6 @@
 import random
 from typing import Any
 
-import numpy as np
-
 from notebooks.course.exercises import Given, exercise
 from notebooks.course.expectations import Hint
 from notebooks.course.tables import Mistake, Wrong, compare
@@ -101,14 +99,6 @@ def _written(
         state = state if "stays" in wrong else table[state][best]
 
 
-def _bits(tokens: list[int], words: int) -> np.ndarray:
-    """The bit mask of `tokens`, int32 [words]."""
-    mask = np.zeros(words, dtype=np.uint32)
-    for token in tokens:
-        mask[token // 32] |= np.uint32(1 << token % 32)
-    return mask.view(np.int32)
-
-
 @exercise("15.2", "Forced tokens", points=2)
 def _(given: Given) -> str:
     forced = given["forced"]
@@ -137,19 +127,19 @@ def _(given: Given) -> str:
     def call(arrows: Table, accepting: set[int], end: int, state: int, most: int) -> Any:
         looked = 0
 
-        def bits_of(at: int) -> np.ndarray:
+        def allowed(at: int) -> set[int]:
             nonlocal looked
             looked += 1
             if looked > 50:
-                raise Hint(f"most={most}: you have asked for more than 50 masks. Stop when there are `most` tokens.")
-            return _bits([*arrows[at], *[end] * (at in accepting)], 3)
+                raise Hint(f"most={most}: you have asked for more than 50 sets. Stop when there are `most` tokens.")
+            return {*arrows[at], *[end] * (at in accepting)}
 
         def after(at: int, token: int) -> int:
             if token not in arrows[at]:
                 raise Hint(f"after({at}, {token}): token {token} leads nowhere from there. The end token is no draft.")
             return arrows[at][token]
 
-        return [int(token) for token in forced(bits_of, after, state, end, most)]
+        return [int(token) for token in forced(allowed, after, state, end, most)]
 
     compare(call, _forced, cases, mistakes, hint="a list of the tokens without an alternative, one after the other")
     return "9 grammars, from all of their states"

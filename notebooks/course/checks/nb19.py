@@ -1,4 +1,4 @@
-"""Checks of notebook 19: when fetching pays, which block leaves first, and files that may be anything."""
+"""Checks of notebook 19: when fetching pays, and files that may be anything."""
 
 import random
 from fractions import Fraction
@@ -40,46 +40,6 @@ def _fewest(
     return max(-floor(-enough), 1) if "equal" in wrong else floor(enough) + 1
 
 
-Blocks = dict[str, tuple[str | None, int]]
-
-
-@exercise("19.2", "Which block leaves")
-def _(given: Given) -> str:
-    rng = random.Random(192)
-    chains: list[Blocks] = [
-        {"a": (None, 3)},
-        {"b": (None, 2), "a": (None, 1)},
-        {"a": (None, 1), "b": ("a", 4), "c": ("a", 3)},
-        {"a": (None, 1), "b": ("a", 2), "c": ("b", 5), "d": (None, 4)},
-    ]
-    for _ in range(60):
-        number = rng.randrange(2, 12)
-        times, names = rng.sample(range(100), number), [*range(number)]
-        befores = [None if not i or rng.random() < 0.25 else f"block {rng.randrange(i)}" for i in range(number)]
-        rng.shuffle(names)
-        chains.append({f"block {i}": (befores[i], times[i]) for i in names})
-    cases: list[tuple[Blocks]] = []
-    for blocks in chains:  # until each tier is empty
-        left = dict(blocks)
-        while left:
-            cases.append((dict(left),))
-            del left[_first(left)]
-    mistakes: dict[str, Mistake] = {
-        "A block is behind the one that you let leave. Nothing could find that block any more, and it would still take up "
-        "room.": "not_last",
-        "Another one has nothing behind it, either, and was used longer ago.": "newest",
-    }
-    hint = "the name of the block that was used longest ago of those with nothing behind them"
-    compare(given["first_to_leave"], _first, cases, mistakes, hint=hint)
-    return f"{len(chains)} tiers, until each of them was empty"
-
-
-def _first(blocks: Blocks, wrong: Wrong = ()) -> str:
-    continued = set[str | None]() if "not_last" in wrong else {before for before, _ in blocks.values()}
-    ends = [name for name in blocks if name not in continued]
-    return (max if "newest" in wrong else min)(ends, key=lambda name: blocks[name][1])
-
-
 OURS, THEIRS = b"our model".ljust(16), b"another model".ljust(16)
 
 
@@ -89,7 +49,7 @@ def _file(fingerprint: bytes, tokens: list[int], kv: bytes, count: int | None = 
     return start + sha256(start).digest()
 
 
-@exercise("19.3", "A file that isn't trusted", points=2)
+@exercise("19.2", "A file that isn't trusted", points=2)
 def _(given: Given) -> str:
     read_kv, rng, tried = given["read_kv"], random.Random(194), 0
 

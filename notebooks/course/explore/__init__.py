@@ -27,7 +27,7 @@ engine is written again in JavaScript, and no number is computed there.
   "leaked", "in-use", "bar" (of a chart), and "unused", which shows a dash. Phases of a span are those of PHASE_STYLES.
 - A scale (`most`, `x_range`) is the same in all frames: what grows on the page has then grown.
 
-The interactive figures of the series are functions in files of the same name: `sampling`, `pool_sizes`, `eviction`. The
+The interactive figures of the series are functions in files of the same name: `sampling`, `pool_sizes`, `routing`. The
 command `python -m notebooks.course.explore NAME` writes one.
 """
 

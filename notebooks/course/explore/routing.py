@@ -1,11 +1,11 @@
 """routing: the same chats and a burst, sent to three replicas by several rules, with late news, and with a death."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from nanoinfer.cluster import PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.llm import LLM
+from nanoinfer.model.random_model import random_model
 from notebooks.course import replicas
 from notebooks.course.explore import Bars, Control, Flag, Frame, InteractiveFigure, Lane, Lanes, Span, bars_of
 
@@ -25,7 +25,8 @@ POLICIES: dict[str, tuple[Callable[[], Any], str]] = {
 ON_EVENTS = ("longest match", "prefix router")  # the others don't listen
 DELAYS = (0, 1)  # seconds until the router hears of a change
 BURST_AT, DIES_AT = 4.0, 2.0
-NEW_TOKENS = 4  # of an answer: routers differ in the prompts that are computed
+# What routers do depends on which prompts are equal, not on the answers' words: a tiny model gives the same counts.
+TINY: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
 COLUMN = 0.5  # seconds
 PHASES = (("extend", "computes prompts (how many tokens)"), ("decode", "decodes only"))
 
@@ -34,11 +35,16 @@ def record_routing(llm: LLM) -> dict[tuple[str, float, bool], replicas.ClusterRu
     """The same traffic under each policy, with each delay (where events count), with and without the death of A."""
     assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
-    chats = replicas.story_chats(encode, seed=1) + replicas.story_burst(encode, BURST_AT)
-    traffic = [replace(each, new_tokens=NEW_TOKENS) for each in chats]
+    traffic = replicas.story_chats(encode, seed=1) + replicas.story_burst(encode, BURST_AT)
+    model = random_model(**TINY)
     return {
         (name, delay, dies): replicas.serve_chats(
-            traffic, make(), report_seconds=delay, dies=("A", DIES_AT) if dies else None, max_total_tokens=1000
+            traffic,
+            make(),
+            report_seconds=delay,
+            dies=("A", DIES_AT) if dies else None,
+            model=model,
+            max_total_tokens=1000,
         )
         for name, (make, _) in POLICIES.items()
         for delay in (DELAYS if name in ON_EVENTS else DELAYS[:1])

@@ -1,24 +1,28 @@
-"""Recorded runs: an engine serves a few requests while `nanoinfer.viz.trace` watches. And their panels: the pool as cells,
-the tree as nodes.
+"""Recorded runs: an engine serves a few requests while `nanoinfer.viz.trace` watches; `moments` says what each step was.
+And their panels: the pool as cells, the tree as nodes, a run as lanes with the pool's occupancy above.
 
 What an interactive figure shows of the engine comes from here, and so from a run that has taken place.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from nanoinfer.config import EngineConfig
 from nanoinfer.engine.engine import Engine
+from nanoinfer.engine.stats import EngineStats
 from nanoinfer.llm import LLM, make_engine
 from nanoinfer.sampling_params import SamplingParams
 from nanoinfer.viz.palette import REQUESTS
 from nanoinfer.viz.trace import Trace, record
+from nanoinfer.viz.trace.events import TraceEvent
+from nanoinfer.viz.trace.phases import EXTEND, SEPARATE, spans
 from nanoinfer.viz.trace.state import NodeState, TraceState
 from nanoinfer.viz.words import runs, visible_ends
-from notebooks.course.explore import Cell, CellRow, Node
+from notebooks.course.explore import Cell, CellRow, Lane, Node, Span, Strip
 
 ROWS, CONTEXT = 8, 512
 ACROSS = 16  # slots in one row of a picture of the pool
@@ -33,7 +37,50 @@ class Arrival(NamedTuple):
     max_new_tokens: int
 
 
-def serve(llm: LLM, arrivals: Sequence[Arrival], slots: int, **config: object) -> Trace:
+class Room(NamedTuple):
+    """Before a step: the slots that are free or evictable, and those that a DECODE of all running requests needs."""
+
+    obtainable: int
+    needed: int
+
+
+@dataclass
+class Run:
+    """A recorded run. `room[i]` and `stats[i]`: before and after step `i + 1`."""
+
+    trace: Trace
+    room: list[Room]
+    stats: list[EngineStats]
+
+
+@dataclass
+class Moment:
+    """A step of a run, with all that a picture of it needs. A request is named by its index in the trace.
+
+    - `phases`: what each unfinished request did; `computed`: tokens of each request in the pass.
+    - After the step: `free` slots, `unlocked` and `locked` ones of the tree, and those that each request holds.
+    - `evicted`: cached tokens that made room. `room`: see Room.
+    """
+
+    step: int
+    mode: str
+    phases: dict[int, str]
+    computed: dict[int, int]
+    free: int
+    unlocked: int
+    locked: int
+    held: dict[int, int]
+    evicted: int
+    retracted: list[int]
+    ended: list[int]
+    room: Room
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.computed.values())
+
+
+def serve(llm: LLM, arrivals: Sequence[Arrival], slots: int, **config: object) -> Run:
     """Record how an engine with `slots` slots, made from the model of `llm`, serves `arrivals`, to the last token.
 
     `config`: fields of EngineConfig. Greedy; no token ends a text, so every setting produces the same tokens.
@@ -41,8 +88,8 @@ def serve(llm: LLM, arrivals: Sequence[Arrival], slots: int, **config: object) -
     fields = {"max_running_requests": ROWS, "max_total_tokens": slots, "max_context_len": CONTEXT, **config}
     engine = make_engine(llm.model, EngineConfig(**fields))  # type: ignore[arg-type]
     with one_thread(), record(engine) as trace:
-        _run(engine, list(arrivals))
-    return trace
+        room, stats = _run(engine, list(arrivals))
+    return Run(trace, room, stats)
 
 
 @contextmanager
@@ -56,15 +103,62 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run(engine: Engine, arrivals: list[Arrival]) -> None:
-    steps = 0
+def _run(engine: Engine, arrivals: list[Arrival]) -> tuple[list[Room], list[EngineStats]]:
+    room: list[Room] = []
+    stats: list[EngineStats] = []
     while arrivals or engine.has_unfinished():
-        while arrivals and (arrivals[0].step <= steps or not engine.has_unfinished()):
+        while arrivals and (arrivals[0].step <= len(stats) or not engine.has_unfinished()):
             _, prompt, tokens = arrivals.pop(0)
             engine.add_request(prompt, SamplingParams(max_new_tokens=tokens, temperature=0, ignore_eos=True))
+        running = engine.scheduler.running
+        room.append(Room(engine.cache.obtainable_size(), engine.cache.decode_size(running)))
         engine.step()
         engine.check_integrity()
-        steps += 1
+        stats.append(engine.stats())
+    return room, stats
+
+
+def moments(run: Run) -> list[Moment]:
+    """The steps of a run, in order."""
+    phases: list[dict[int, str]] = [{} for _ in range(len(run.trace) + 1)]
+    for span in spans(run.trace)[0]:
+        for step in range(span.first, span.last + 1):
+            phases[step][span.request] = span.phase
+    found: list[Moment] = []
+    evicted = 0
+    for event, gone, state in changes(run.trace):
+        evicted += gone
+        if event.is_step:
+            found.append(
+                Moment(
+                    event.step,
+                    event.mode,
+                    phases[event.step],
+                    {entry.request: entry.end - entry.start for entry in event.batch},
+                    state.free,
+                    state.evictable_size(),
+                    state.protected_size(),
+                    {index: len(req.slots) for index, req in state.requests.items() if req.is_running},
+                    evicted,
+                    list(event.retracted),
+                    [entry.request for entry in event.ended],
+                    run.room[event.step - 1],
+                )
+            )
+            evicted = 0
+    return found
+
+
+def changes(trace: Trace) -> Iterator[tuple[TraceEvent, int, TraceState]]:
+    """Every event with how many cached tokens it evicted, and the state after it (one that goes on changing)."""
+    before = 0
+    for event, state in trace.states():
+        entered = sum(
+            len(rest[2] if what == "add" else rest[1]) for what, *rest in event.tree if what in ("add", "grow")
+        )
+        after = sum(map(len, state.nodes.values()))
+        yield event, before + entered - after, state
+        before = after
 
 
 def look_of(request: int) -> str:
@@ -120,6 +214,39 @@ def tree_root(
         )
 
     return node(state.root)
+
+
+def occupancy(moments: Sequence[Moment], slots: int, width: int = 0) -> Strip:
+    """The owners of the pool's slots after each step, from the bottom up: requests, the tree (locked, then evictable); the
+    rest is free. `width`: steps that the picture has, when it has more."""
+    steps = [
+        [
+            *((look_of(index), held) for index, held in sorted(moment.held.items()) if held),
+            ("locked", moment.locked),
+            ("tree", moment.unlocked),
+        ]
+        for moment in moments
+    ]
+    return Strip(f"{slots} slots", slots, steps + [[]] * (width - len(steps)))
+
+
+def lanes_of(trace: Trace, moments: Sequence[Moment]) -> list[Lane]:
+    """What each request did in each step."""
+    lanes = []
+    for index, request in enumerate(trace.requests):
+        drawn: list[Span] = []
+        for place, moment in enumerate(moments):
+            phase = moment.phases.get(index)
+            if phase is None:
+                continue
+            if drawn and drawn[-1].end == place and drawn[-1].phase == phase and phase not in SEPARATE:
+                drawn[-1] = Span(drawn[-1].start, place + 1, phase)
+            else:
+                text = str(moment.computed[index]) if phase == EXTEND else ""
+                drawn.append(Span(place, place + 1, phase, text))
+        ends = next((moment.step for moment in moments if index in moment.ended), None)
+        lanes.append(Lane(request.name, drawn, look_of(index), ends))
+    return lanes
 
 
 def prompts_note(trace: Trace) -> str:

@@ -21,7 +21,7 @@ from notebooks.course.explore import (
     Tree,
     padded,
 )
-from notebooks.course.explore.runs import ACROSS, Arrival, legend, look_of, pool_rows, serve, slot_looks, tree_root
+from notebooks.course.explore.runs import ACROSS, Arrival, Run, legend, look_of, pool_rows, serve, slot_looks, tree_root
 from notebooks.course.prompts import FOX, RIVER
 
 SLOTS = 32
@@ -56,14 +56,14 @@ class Life:
     news: tuple[str, ...] = ()
 
 
-def record_lives(llm: LLM) -> Trace:
+def record_lives(llm: LLM) -> Run:
     """Two requests about the fox, and one that needs their room."""
     return serve(llm, ARRIVALS, SLOTS)
 
 
 def token_life(llm: LLM) -> InteractiveFigure:
     """Token and step → what has become of the token: in the rows, in the pool, in the tree."""
-    trace = record_lives(llm)
+    trace = record_lives(llm).trace
     seen = [deepcopy(state) for event, state in trace.states() if is_seen(event)]
     lives = {token: lives_of(trace, *token) for token in TOKENS}
     return InteractiveFigure(

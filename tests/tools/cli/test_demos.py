@@ -1,6 +1,7 @@
 """`python -m nanoinfer demo ...`: what each shows is what happened."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,24 @@ def test_sessions_are_the_run_of_the_seed(story: LLM, capsys: pytest.CaptureFixt
         assert text == (prompt + story.tokenizer.decode(tokens)).rstrip()  # type: ignore[union-attr]
         words = re.findall(r"[A-Za-z]+", text)
         assert len(set(words)) > len(words) / 2, "it repeats itself"
+
+
+@pytest.mark.slow
+def test_an_agents_rounds_begin_with_the_round_before(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["demo", "agent", "--model", "story"], capsys)
+    assert code == 0
+    assert "with and without the cache: equal" in out
+    rows = [
+        [int(each) for each in row] for row in re.findall(r"^ +(\d+)  \w+ +(\d+) +(\d+) +(\d+) ", out, re.MULTILINE)
+    ]
+    assert [row[0] for row in rows] == [*range(1, 11)]
+    assert rows[0][2] < 10, "the first one finds nothing of its system prompt"
+    for (_, before, _, _), (_, prompt, cached, computed) in pairwise(rows):
+        assert prompt > cached >= before
+        assert prompt == cached + computed
+    (found, total) = re.search(r"(\S+) of (\S+) prompt tokens came from the cache", out).groups()  # type: ignore[union-attr]
+    assert int(found.replace(",", "")) == sum(row[2] for row in rows)
+    assert int(total.replace(",", "")) == sum(row[1] for row in rows)
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def page_path(run: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def recorded(story: LLM) -> Callable[[Callable[[LLM], T]], T]:
-    """`recorded(pool_sizes)` → what that function records with the bundled model, recorded once."""
+    """`recorded(batching)` → what that function records with the bundled model, recorded once."""
     made: dict[Callable[[LLM], T], T] = {}
 
     def get(make: Callable[[LLM], T]) -> T:

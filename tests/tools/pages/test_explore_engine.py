@@ -14,6 +14,7 @@ from notebooks.course.explore import (
     batching,
     block_slots,
     pass_fields,
+    pool_sizes,
     tree_steps,
 )
 from notebooks.course.explore.__main__ import CATALOGUE
@@ -21,6 +22,7 @@ from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
+from notebooks.course.explore.runs import Run, moments
 from notebooks.tools.files import ROOT
 from tests.tools.pages.conftest import Recorded
 
@@ -34,6 +36,34 @@ def panel(figure: InteractiveFigure, indices: tuple[int, ...], kind: type, numbe
 
 def shown_numbers(figure: InteractiveFigure, indices: tuple[int, ...]) -> dict[str, str]:
     return {each.name: each.value for each in panel(figure, indices, Numbers).numbers}
+
+
+def texts(run: Run) -> list[str]:
+    return [run.trace.text(i) for i in range(len(run.trace.requests))]
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) -> None:
+    for run in recorded(pool_sizes.record_pool_sizes).values():
+        evicted = retracted = 0
+        for moment, stats in zip(moments(run), run.stats, strict=True):
+            evicted, retracted = evicted + moment.evicted, retracted + len(moment.retracted)
+            assert (moment.free, moment.unlocked, moment.locked) == (
+                stats.free_slots,
+                stats.evictable_slots,
+                stats.protected_slots,
+            )
+            assert sum(moment.held.values()) == stats.request_slots
+            assert (evicted, retracted) == (stats.evicted_tokens, stats.retractions)
+            assert moment.free + moment.unlocked + moment.locked + sum(moment.held.values()) == stats.total_slots
+
+
+def test_no_setting_changes_a_text(recorded: Recorded) -> None:
+    first, *others = (texts(run) for run in recorded(pool_sizes.record_pool_sizes).values())
+    assert all(first)
+    assert all(other == first for other in others)
 
 
 # --- batching --------------------------------------------------------------------------------------------------------
@@ -75,6 +105,28 @@ def test_a_block_table_gives_the_slots_of_the_row(recorded: Recorded) -> None:
         for n, slot in enumerate(row):
             _, found = shown_numbers(figure, (i, n)).values()
             assert int(found.split()[-1]) == slot
+
+
+# --- pool size -------------------------------------------------------------------------------------------------------
+
+
+def indices_of(setting: pool_sizes.Setting) -> tuple[int, int, int]:
+    size, share, rule = setting
+    return (
+        pool_sizes.SIZES.index(size),
+        list(pool_sizes.SHARES).index(share),
+        list(pool_sizes.RULES).index(rule),
+    )
+
+
+def test_a_lane_shows_what_a_request_did_in_every_step(recorded: Recorded) -> None:
+    figure = recorded(pool_sizes.pool_sizes)
+    for setting, run in recorded(pool_sizes.record_pool_sizes).items():
+        for index, lane in enumerate(panel(figure, indices_of(setting), Lanes).lanes):
+            drawn = {step + 1: span.phase for span in lane.spans for step in range(span.start, span.end)}
+            assert drawn == {m.step: m.phases[index] for m in moments(run) if index in m.phases}
+            extended = sum(int(span.text) for span in lane.spans if span.phase == "extend")
+            assert extended == sum(m.computed.get(index, 0) for m in moments(run) if m.mode == "EXTEND")
 
 
 # --- the tree, step by step ------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_each_row_reads_one_token_more_and_wrong_slots_are_written_again(
 def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
     request_number: int, position: int, story: LLM, recorded: Recorded
 ) -> None:
-    trace = recorded(token_life.record_lives)
+    trace = recorded(token_life.record_lives).trace
     lives = lives_of(trace, request_number, position)[1:]  # from the first step on
     for engine, life in zip(live(story, token_life.ARRIVALS, token_life.SLOTS), lives, strict=True):
         running = {req.request_id: req for req in engine.scheduler.running}
@@ -164,7 +164,7 @@ def test_the_slot_and_the_owner_of_a_token_are_those_of_the_live_engine(
 def test_a_token_is_read_by_every_query_from_its_own_position_on(
     request_number: int, position: int, recorded: Recorded
 ) -> None:
-    trace = recorded(token_life.record_lives)
+    trace = recorded(token_life.record_lives).trace
     life = lives_of(trace, request_number, position)[-1]
     expected: dict[int, int] = {}
     tokens = trace.state().requests[request_number].tokens[: position + 1]
@@ -178,7 +178,7 @@ def test_a_token_is_read_by_every_query_from_its_own_position_on(
 
 
 def test_a_token_computed_twice_is_read_through_the_slot_that_the_tree_keeps(story: LLM) -> None:
-    trace = serve(story, [Arrival(0, FOX, 3), Arrival(3, FOX, 3)], 64)
+    trace = serve(story, [Arrival(0, FOX, 3), Arrival(3, FOX, 3)], 64).trace
     known, last = lives_of(trace, 0, 12)[-1], lives_of(trace, 0, 13)[-1]
     assert known.reads == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}
     # A prompt's last token is always computed: in step 4 into a second slot, which the tree does not take.

@@ -125,7 +125,7 @@ def _node(node: Node, root: Node) -> list[str]:
     return [(node.text or "root").strip(), node.key, node.mark, look]
 
 
-@pytest.fixture(scope="module", params=["tree_steps", "batching", "page_sizes", "double_free"])
+@pytest.fixture(scope="module", params=["tree_steps", "batching", "block_slots", "double_free"])
 def figure(request: pytest.FixtureRequest, recorded: Callable[[Any], InteractiveFigure]) -> InteractiveFigure:
     """Some of them, which have all kinds of panels and controls together."""
     return recorded(CATALOGUE[request.param])

@@ -97,6 +97,29 @@ def test_the_arguments_of_calls_are_objects_where_they_can_be(tokenizer: Any, ar
     assert given == before
 
 
+def test_arguments_are_text_where_the_template_only_takes_that(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek's."""
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.id + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    turn = {"role": "assistant", "tool_calls": [call('{"a": [1.10, "é"]}')]}
+    assert render_chat(tokenizer, [turn]) == '1{"a": [1.1, "é"]}'
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_tools_are_in_the_system_message_where_the_template_reads_them_there(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, system: bool
+) -> None:
+    """Phi-4-mini's."""
+    shown = "{% if 'tools' in message %}<|tool|>{{ message['tools'] }}{% endif %};"
+    template = "{% for message in messages %}{{ message.content }}" + shown + "{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    turns = [{"role": "system", "content": "S"}] * system + [{"role": "user", "content": "U"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert render_chat(tokenizer, turns, {"tools": tools}) == f'{"S" * system}<|tool|>[{{"name": "f"}}];U;'
+
+
 def test_a_developer_is_the_system_where_the_template_does_not_know_the_role(tokenizer: Any) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, *CHAT]
     assert render_chat(tokenizer, messages) == "system: Be brief.\nuser: Hello!\nassistant:"

@@ -1,41 +1,37 @@
 "use strict";
-// The chat. The conversation is in this page's memory only; the server keeps nothing but its cache.
+// The chat. The conversation is in this page and this browser's storage only; the server keeps nothing but its cache.
 
-const Chat = { conversation: [], running: null, hasTemplate: true };
+const Chat = {
+  now: { name: null, system: "", messages: [] }, // as chats.js keeps it; messages: {role, content, name, facts, reasoning, isPlain}
+  running: null,
+  hasTemplate: true,
+  get conversation() {
+    return this.now.messages;
+  },
+};
 const REASONS = { length: "cut: it has reached its number of tokens", abort: "ended by the server", timeout: "took too long", content_filter: "filtered" };
 
 // --- messages ----------------------------------------------------------------------------------------------------------
 
-/** A message in the list; returns what can change: {item, words, facts}. */
-function addMessage(role, name, text = "") {
-  const [words, facts] = [el("p", { class: "words", text }), el("p", { class: "facts" })];
-  const item = el("li", { class: `message ${role}` }, el("h3", { text: name }), words, facts);
+/** A message in the list; returns what can change: {item, words, thoughts, facts}. What a person has written is shown as it is. */
+function addMessage({ role, name = "You", content = "", facts = "", reasoning = "", isPlain = role === "user" }) {
+  const words = new Growing(el("div", { class: "words" }), !isPlain);
+  const thoughts = new Growing(el("div", { class: "words" }), false);
+  const told = el("p", { class: "facts", text: facts });
+  const item = el("li", { class: `message ${role}` }, el("h3", { text: name }));
+  if (role === "assistant") item.append(el("details", { class: "reasoning" }, el("summary", { text: "Reasoning" }), thoughts.element));
+  item.append(words.element, told);
+  if (role === "assistant") {
+    const again = el("button", { type: "button", class: "again", text: "Regenerate" });
+    again.addEventListener("click", () => regenerate(item));
+    item.append(el("div", { class: "actions" }, copyButton("Copy the answer", () => words.text, words.element), again));
+  }
   $("#messages").append(item);
   $("#no-messages").hidden = true;
+  words.show(content);
+  thoughts.show(reasoning);
   item.scrollIntoView({ block: "nearest" });
-  return { item, words, facts };
-}
-
-/** Show text that grows, at most once for each picture of the screen. Keeps the end in view unless the reader has scrolled up. */
-class Growing {
-  constructor({ words }) {
-    Object.assign(this, { words, text: "", scheduled: false });
-  }
-
-  add(text) {
-    this.text += text;
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame(() => this.draw());
-  }
-
-  draw() {
-    this.scheduled = false;
-    const log = $("#log");
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    this.words.textContent = this.text;
-    if (atEnd) log.scrollTop = log.scrollHeight;
-  }
+  return { item, words, thoughts, facts: told };
 }
 
 // --- what is sent for a conversation and settings, and what its stream answers ---
@@ -51,68 +47,118 @@ function chatRequest(conversation, settings, hasTemplate) {
     return { path: "v1/completions", body: { ...body, prompt: conversation.at(-1).content } };
   }
   const system = settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
-  return { path: "v1/chat/completions", body: { ...body, messages: [...system, ...conversation] } };
+  const messages = conversation.map(({ role, content }) => ({ role, content }));
+  return { path: "v1/chat/completions", body: { ...body, messages: [...system, ...messages] } };
 }
 
-/** The parts of an answer as they come: {text}, {reason}, {usage}. Throws a RefusedError for an error, also in mid-stream. */
+/** The parts of an answer as they come: {text, reasoning}, {reason}, {usage}. Throws a RefusedError for an error, also in mid-stream. */
 async function* answerTo({ path, body }, signal) {
   const headers = { "Content-Type": "application/json", "X-Engine-Requests": "?" };
-  const options = { method: "POST", headers, body: JSON.stringify(body), signal };
+  const own = Live.trace?.about.show_prompts ? null : { prompt: [], written: [] };
+  const texts = own && promptTexts(body);
+  const options = { method: "POST", headers, body: JSON.stringify(own ? { ...body, return_token_ids: true } : body), signal };
   const response = await Session.fetch(path, options);
-  for (const number of (response.headers.get("X-Engine-Requests") ?? "").split(",")) if (number) Mine.add(Number(number));
-  markMine(); // they may be drawn already, as another's
+  for (const number of (response.headers.get("X-Engine-Requests") ?? "").split(",")) if (number) markMine(Number(number), own, texts);
   for await (const { data } of eventsOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new RefusedError(chunk.error.code, chunk.error.message);
     const choice = chunk.choices[0];
-    const text = choice?.delta?.content ?? choice?.text ?? "";
-    if (text) yield { text };
+    const [text, reasoning] = [choice?.delta?.content ?? choice?.text ?? "", choice?.delta?.reasoning ?? ""];
+    (choice?.token_ids ?? []).forEach((_, i) => own?.written.push(i ? "" : reasoning + text)); // of several, nobody says whose text it is
+    if (text || reasoning) yield { text, reasoning };
     if (choice?.finish_reason) yield { reason: choice.finish_reason };
     if (chunk.usage) yield { usage: chunk.usage };
   }
-  throw new RefusedError(0, "the answer broke off: the connection was lost");
+  throw new RefusedError(0, "The answer broke off: the connection to the server was lost.");
+}
+
+/** The texts of a prompt's tokens: with them, the page shows what of the engine's tokens is its own. */
+async function promptTexts({ model, messages, prompt }) {
+  const options = { method: "POST", headers: { "Content-Type": "application/json" } };
+  const body = JSON.stringify({ model, messages, prompt, return_token_strs: true });
+  try {
+    const { token_strs } = await (await Session.fetch("tokenize", { ...options, body })).json();
+    return token_strs.map((text) => (text.startsWith("bytes:") ? "\ufffd" : text)); // a part of a character
+  } catch {
+    return []; // they stay hidden
+  }
 }
 
 // --- one turn ----------------------------------------------------------------------------------------------------------
 
 async function ask(question) {
+  const user = { role: "user", content: question };
+  for (const item of document.querySelectorAll(".message.failed")) item.remove();
+  const { item } = addMessage(user);
+  if (await turn([...Chat.conversation, user])) return;
+  item.classList.add("failed");
+  $("#question").value ||= question; // to try again
+}
+
+/** Another answer in place of the last one, which comes back if there is none. */
+async function regenerate(item) {
+  if (Chat.running !== null) return;
+  item.hidden = true;
+  const conversation = Chat.conversation.slice(0, Chat.conversation.findLastIndex(({ role }) => role === "user") + 1);
+  if (await turn(conversation)) item.remove();
+  else item.hidden = false;
+}
+
+/** Answer a conversation that a question ends. False if it stays as it was, because nothing has been answered. */
+async function turn(conversation) {
   const settings = Object.fromEntries(new FormData($("#chat-form")));
-  const conversation = [...Chat.conversation, { role: "user", content: question }];
-  const request = chatRequest(conversation, { ...settings, json: $("#json").checked }, Chat.hasTemplate);
-  addMessage("user", "You", question);
-  const message = addMessage("assistant", settings.model);
-  const answer = new Growing(message);
+  const [chat, isJson] = [Chat.now, $("#json").checked];
+  const request = chatRequest(conversation, { ...settings, json: isJson }, Chat.hasTemplate);
+  const answer = { role: "assistant", name: settings.model, isPlain: isJson || !Chat.hasTemplate };
+  const message = addMessage(answer);
+  const { item, words, thoughts } = message;
+  const record = () => {
+    chat.messages = [...conversation, { ...answer, content: words.text, reasoning: thoughts.text }];
+    chat.system = settings.system ?? "";
+    if (!chat.isDeleted) keep(chat);
+  };
   const began = performance.now();
   let [first, reason, usage, failure] = [null, null, null, null];
   Chat.running = new AbortController();
   setRunning(true);
-  message.item.setAttribute("aria-busy", "true");
+  addEventListener("pagehide", record); // what has been written so far survives a reload
+  item.setAttribute("aria-busy", "true");
   announce("The model is answering.");
   try {
     for await (const part of answerTo(request, Chat.running.signal)) {
       first ??= performance.now();
-      if (part.text) answer.add(part.text);
+      if (part.text) words.add(part.text);
+      if (part.reasoning) thoughts.add(part.reasoning);
       reason = part.reason ?? reason;
       usage = part.usage ?? usage;
     }
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
-    else failure = error;
+    else failure = error.message;
     if (error.status === 401) askForKey();
   }
-  answer.draw();
-  message.item.removeAttribute("aria-busy");
-  message.facts.textContent = factsOf(reason, usage, first === null ? null : first - began, performance.now() - (first ?? began));
-  if (failure !== null) message.item.append(el("p", { class: "problem", role: "alert", text: failure.message }));
-  if (failure === null || answer.text) {
-    Chat.conversation = [...conversation, { role: "assistant", content: answer.text }];
-    announce(`${reason === "stopped" ? "Stopped. " : ""}${settings.model} says: ${answer.text}`);
+  for (const shown of [words, thoughts]) shown.draw();
+  item.removeAttribute("aria-busy");
+  answer.facts = factsOf(reason, usage, first === null ? null : first - began, performance.now() - (first ?? began));
+  message.facts.textContent = answer.facts;
+  removeEventListener("pagehide", record);
+  const isKept = failure === null || words.text !== "";
+  if (isKept) {
+    record();
+    announce(`${reason === "stopped" ? "Stopped. " : ""}${settings.model} says: ${words.text}`);
   } else {
-    $("#question").value ||= question; // to try again
+    item.classList.add("failed");
   }
   Chat.running = null;
   setRunning(false);
+  if (failure !== null) {
+    const problem = el("p", { class: "problem", role: "alert", text: failure });
+    item.append(problem);
+    $("#log").scrollTop = $("#log").scrollHeight;
+    problem.scrollIntoView({ block: "nearest" }); // of the page, on a phone
+  }
+  return isKept;
 }
 
 /** What an answer took, in words. */
@@ -122,7 +168,7 @@ function factsOf(reason, usage, firstMs, restMs) {
   else if (REASONS[reason]) facts.push(REASONS[reason]);
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-    facts.push(`${plural(usage.prompt_tokens, "prompt token")}, ${cached} found in the tree`, plural(usage.completion_tokens, "new token"));
+    facts.push(`${cached.toLocaleString("en")} of ${plural(usage.prompt_tokens, "prompt token")} from the cache`, plural(usage.completion_tokens, "new token"));
     if (usage.completion_tokens > 1 && restMs > 0) facts.push(`${Math.round((1000 * (usage.completion_tokens - 1)) / restMs)} tokens/s`);
   }
   if (firstMs !== null) facts.push(`first text after ${Math.round(firstMs)} ms`);
@@ -138,7 +184,7 @@ function setRunning(isRunning) {
   $("#send").hidden = isRunning;
   $("#stop").hidden = !isRunning;
   if (isRunning && document.activeElement === document.body) $("#stop").focus();
-  if (!isRunning && (document.activeElement === document.body || document.activeElement === $("#stop"))) $("#question").focus();
+  if (!isRunning && (document.activeElement === document.body || document.activeElement === $("#stop"))) $("#question").focus({ preventScroll: true });
 }
 
 // --- the form ----------------------------------------------------------------------------------------------------------
@@ -158,14 +204,57 @@ $("#question").addEventListener("keydown", (event) => {
 });
 document.addEventListener("keydown", (event) => event.key === "Escape" && Chat.running?.abort());
 $("#stop").addEventListener("click", () => Chat.running?.abort());
-$("#forget").addEventListener("click", () => {
+
+// --- the chats that are kept ---------------------------------------------------------------------------------------------
+
+function keep(chat) {
+  const isKept = Chats.keep(chat);
+  if (isKept && chat === Chat.now) Chats.stay(chat.name);
+  $("#not-kept").hidden = isKept || Chats.names().length === 0; // without storage, nobody expects it
+  listChats();
+}
+
+function listChats() {
+  const kept = Chats.names().map((name) => Chats.read(name)).filter((chat) => chat !== null);
+  const options = kept.map(({ name, messages }) => el("option", { value: name, text: messages[0].content.trim().slice(0, 60) }));
+  $("#chats").replaceChildren(el("option", { value: "", text: "New chat" }), ...options);
+  $("#chats").value = Chat.now.name ?? "";
+  $("#chats").hidden = kept.length === 0;
+  $("#delete").hidden = Chat.now.name === null;
+  $("#delete").textContent = "Delete";
+}
+
+/** Show a chat that is kept, or for null a new one. An answer that is still being written ends. */
+function showChat(chat) {
   Chat.running?.abort();
-  Chat.conversation = [];
+  Chat.now = chat ?? { name: null, system: $("#system").value, messages: [] };
+  Chats.stay(Chat.now.name);
+  $("#system").value = Chat.now.system;
   $("#messages").replaceChildren();
   $("#no-messages").hidden = false;
-  announce("The conversation is forgotten.");
+  Chat.conversation.forEach(addMessage);
+  $("#not-kept").hidden = true;
+  listChats();
+}
+
+$("#chats").addEventListener("change", () => showChat(Chats.read($("#chats").value)));
+$("#forget").addEventListener("click", () => {
+  showChat(null);
+  announce("A new chat.");
   $("#question").focus();
 });
+$("#delete").addEventListener("click", () => {
+  if ($("#delete").textContent === "Delete") return ($("#delete").textContent = "Really delete");
+  Chats.remove(Chat.now.name);
+  Chat.now.isDeleted = true;
+  showChat(null);
+  announce("The chat is deleted.");
+  $("#question").focus();
+});
+$("#delete").addEventListener("blur", () => ($("#delete").textContent = "Delete"));
+addEventListener("storage", listChats); // another tab has kept or deleted one
+if (Chats.attempt(() => localStorage) === null) $("#kept").textContent = "What you write is kept in this page only, until you close it.";
+showChat(Chats.read(Chats.stayed()));
 
 // --- models ------------------------------------------------------------------------------------------------------------
 
@@ -185,6 +274,8 @@ document.addEventListener("about", ({ detail }) => {
   $("#no-template").hidden = Chat.hasTemplate;
   $("#system").disabled = !Chat.hasTemplate;
   $("#shows-prompts").hidden = !detail.show_prompts;
+  if (detail.needs_key) $("#key").hidden = false;
+  if ($("#model").value === "") listed = listModels(); // the server was not there before
 });
 document.addEventListener("key", () => (listed = listModels()));
 $("#model").addEventListener("focus", listModels); // adapters come and go

@@ -3,7 +3,7 @@
 
 const SPAN = 300; // frames that the timeline shows
 const MOST_LANES = 24;
-const Mine = new Set(); // the engine's numbers of the requests that this page has sent
+const Mine = new Map(); // the engine's numbers of the requests that this page has sent → the texts of their tokens, {prompt, written}, or null
 const Live = {
   trace: null, // all that the feed has told of this recording, as in a file
   replay: null,
@@ -93,7 +93,7 @@ function take({ requests, events, texts, pieces, ...head }) {
     if (head.about.server !== Live.trace?.about.server) Mine.clear(); // another server counts its requests anew
     Live.trace = { ...head, texts: {}, pieces: {}, requests: [], events: [] };
     Live.replay = new Replay(Live.trace);
-    Live.page = new Page(Live.trace, Live.replay);
+    Live.page = new LivePage(Live.trace, Live.replay);
     Live.isLive = true;
     document.dispatchEvent(new CustomEvent("about", { detail: head.about }));
   }
@@ -104,11 +104,7 @@ function take({ requests, events, texts, pieces, ...head }) {
   for (const event of events) Live.replay.add(event);
   const tokens = events.flatMap((event) => event.batch ?? []).reduce((sum, entry) => sum + entry[4].length, 0);
   if (!head.engine) Live.samples.push([performance.now(), tokens]);
-  markMine();
-}
-
-function markMine() {
-  for (const request of Live.trace?.requests ?? []) if (Mine.has(request.request_id)) request.mine = true;
+  for (const request of requests) request.mine = Mine.has(request.request_id);
   drawSoon();
 }
 
@@ -120,7 +116,7 @@ function tellState(text, kind) {
 
 /** Read the feed for as long as the page is open; after a loss, wait a little longer each time. */
 async function follow() {
-  for (let wait = 500; ; wait = Math.min(2 * wait, 10_000)) {
+  for (let wait = 500; ; wait = Math.min(2 * wait, 4000)) {
     try {
       const response = await Session.fetch("live/events", { headers: { Accept: "text/event-stream" } });
       tellState("connected", "works");
@@ -136,15 +132,78 @@ async function follow() {
         await keyGiven();
         continue;
       }
-      tellState(`${error instanceof RefusedError ? error.message : "No connection to the server"}. Trying again …`, "failed");
+      tellState(`${error.message.replace(/\.$/, "")}. Trying again …`, "failed");
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
   }
 }
 
+// --- what is one's own -------------------------------------------------------------------------------------------------
+//
+// A server hides all tokens from all who watch (recording.py). This page knows its own requests' texts, because it has sent them and
+// got the answers, and puts them where these requests' tokens are. Nobody else learns anything, and of others' texts the page knows
+// nothing: in a node of the tree it shows a text only while it knows from its own requests what each slot holds.
+
+/** This page has sent the request with this number. `own` gets what the promise `texts` brings. */
+async function markMine(number, own, texts) {
+  Mine.set(number, own);
+  if (Mine.size > 100) Mine.delete(Mine.keys().next().value);
+  for (const request of Live.trace?.requests ?? []) request.mine = Mine.has(request.request_id); // it may be drawn already, as another's
+  drawSoon();
+  if (own === null) return;
+  own.prompt = await texts;
+  if (own.prompt.length && Live.replay !== null) replayAll();
+}
+
+/** Make all states again. */
+function replayAll() {
+  Live.replay = Live.page.replay = new Replay(Live.trace);
+  for (const event of Live.trace.events) Live.replay.add(event);
+  drawSoon();
+}
+
+class LivePage extends Page {
+  tokenText(req, position) {
+    return ownText(Mine.get(req.request.request_id), position) ?? super.tokenText(req, position);
+  }
+
+  textOf(token) {
+    return Array.isArray(token) ? (ownText(...token) ?? super.textOf(0)) : super.textOf(token);
+  }
+}
+
+/** The text of a token of one's own; undefined as long as it is not known. */
+function ownText(own, position) {
+  const length = own?.prompt.length;
+  return length ? (own.prompt[position] ?? own.written[position - length]) : undefined;
+}
+
+// In the tree, a token of one's own is [own, position].
+const { apply } = State.prototype;
+State.prototype.apply = function (event) {
+  const ownOf = (index) => Mine.get(this.trace.requests[index].request_id);
+  const held = new Map(); // slot → the token of one's own in it, of requests that have it until this event
+  for (const req of this.running) if (ownOf(req.index)) req.slots.forEach((slot, i) => held.set(slot, [ownOf(req.index), req.treeLen + i]));
+  for (const [index, start, , runs] of event.batch ?? []) {
+    fromRuns(runs).forEach((slot, i) => (ownOf(index) ? held.set(slot, [ownOf(index), start + i]) : held.delete(slot)));
+  }
+  const named = (tokens, runs) => fromRuns(runs).map((slot, i) => held.get(slot) ?? tokens[i]);
+  const tree = (event.tree ?? []).map(([what, number, ...rest]) => {
+    if (what === "add") rest[1] = named(rest[1], rest[2]);
+    if (what === "grow") rest[0] = named(rest[0], rest[1]);
+    return [what, number, ...rest];
+  });
+  apply.call(this, { ...event, tree });
+  for (const [index] of [...(event.admitted ?? []), ...(event.paths ?? [])]) {
+    let position = 0; // what it has found in the tree is its own text, too
+    if (ownOf(index)) for (const { key } of this.path(this.requests.get(index))) key.forEach((_, i) => (key[i] = [ownOf(index), position++]));
+  }
+};
+
 // --- the key -----------------------------------------------------------------------------------------------------------
 
 function askForKey() {
+  $("#key").hidden = false;
   $("#key").open = true;
 }
 
@@ -158,5 +217,5 @@ $("#key-form").addEventListener("submit", (event) => {
 });
 $("#key-field").value = Session.key;
 
-follow();
+document.addEventListener("DOMContentLoaded", follow); // when chat.js has run, too
 window.live = { Live, show, goLive }; // for those who look at the page with a console

@@ -16,7 +16,7 @@ const Session = {
   /** fetch with the key. Throws a RefusedError for any status but 200. */
   async fetch(path, options = {}) {
     const headers = { ...options.headers, ...(Session.key && { Authorization: `Bearer ${Session.key}` }) };
-    const response = await fetch(path, { ...options, headers, cache: "no-store" });
+    const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch(refuse);
     if (!response.ok) throw new RefusedError(response.status, await errorText(response));
     return response;
   },
@@ -37,6 +37,11 @@ class RefusedError extends Error {
   }
 }
 
+/** Throw what has become of a connection, in words. */
+function refuse(error) {
+  throw error.name === "AbortError" ? error : new RefusedError(0, `The server is gone: nothing answers at ${location.host}.`);
+}
+
 /** What the server says is wrong, in OpenAI's shape if it answers at all. */
 async function errorText(response) {
   try {
@@ -52,7 +57,7 @@ async function* eventsOf(response) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(refuse);
       if (done) return;
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop();

@@ -73,7 +73,8 @@ def test_a_grammar_needs_a_tokenizer_that_can_be_read() -> None:
         ({"json_schema": 5}, "json_schema=5"),
         ({"json_schema": {"a": object()}}, "json_schema"),
         ({"tool_calls": {}}, "tool_calls="),
-        ({"tool_calls": {"say": {}}, "regex": "a"}, "regex and tool_calls"),
+        ({"tool_calls": {"say": {}}, "regex": "a", "choice": ["b"]}, "regex and choice and tool_calls"),
+        ({"reasoning": "yes"}, "reasoning='yes'"),
         ({"parallel_tool_calls": False, "min_new_tokens": 2}, "min_new_tokens=2.*parallel_tool_calls"),
     ],
 )

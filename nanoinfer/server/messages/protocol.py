@@ -1,0 +1,192 @@
+"""The body of /v1/messages: Anthropic's fields, and what they are as a request to /v1/responses. Images, documents and
+hosted tools are refused by their type."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from nanoinfer.server.errors import bad_request
+from nanoinfer.server.protocol import NOTHING, ChatRequest, Items, Label, StopText, Strict
+from nanoinfer.server.responses.protocol import (
+    Content,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionTool,
+    MessageItem,
+    ReasoningItem,
+    ReasoningOptions,
+    ResponsesRequest,
+    TextFormat,
+    TextOptions,
+    TextPart,
+    one_of,
+    tag_of,
+    text_or_list,
+)
+from nanoinfer.server.responses.translation import chat_of, text_of
+
+NAMES = {  # of chat, or of /v1/responses → ours
+    "response_format": "output_config.format",
+    "text.format.schema": "output_config.format.schema",
+    "stop": "stop_sequences",
+}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+SAME = ("model", "stream", "temperature", "top_p", "top_k")
+BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")  # of Claude Code: it differs in each request
+
+
+class ThinkingBlock(Strict):
+    """What the model thought."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Strict):
+    """A call that the model has written."""
+
+    type: Literal["tool_use"]
+    id: Label
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+class ToolResultBlock(Strict):
+    """What a tool has returned. `is_error` is not shown to the model: the content says it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: Content = ""
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    Annotated[TextPart, Tag("[text]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    Discriminator(tag_of),
+    one_of("text", "thinking", "tool_use", "tool_result"),
+]
+
+
+class InputMessage(Strict):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag("[text]")] | Annotated[Items[Block], Tag("[list]")],
+        Discriminator(text_or_list),
+    ]
+
+
+class CustomTool(Strict):
+    """A tool of the client. Anthropic's own ones have another type."""
+
+    type: Literal["custom"] = "custom"
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(Strict):
+    """Whether a tool must be used."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    """Whether to think, where the template knows how to ask for it. A budget cannot be set."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputConfig(ReasoningOptions):
+    """`format`: the schema that the text follows."""
+
+    format: TextFormat | None = None
+
+
+class CountTokensRequest(Strict):
+    """What makes up a prompt."""
+
+    model: str
+    messages: Annotated[Items[InputMessage], Field(min_length=1)]
+    system: Content | None = None
+    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(("mcp_servers", "container"), NOTHING)
+
+
+class MessagesRequest(CountTokensRequest):
+    """`max_tokens` is required, as by Anthropic, and may be more than there is room for."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=64)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+def as_chat(body: CountTokensRequest) -> ChatRequest:
+    """The request as one to /v1/chat/completions. ApiError naming the field that is wrong."""
+    thinks = None if body.thinking is None else body.thinking.type != "disabled"
+    config, choice = body.output_config or OutputConfig(), body.tool_choice
+    tools = [
+        FunctionTool(type="function", name=tool.name, description=tool.description, parameters=tool.input_schema)
+        for tool in body.tools or ()
+    ]
+    asked = ResponsesRequest.model_construct(
+        **{name: getattr(body, name, None) for name in SAME},
+        instructions=None if body.system is None else BILLING.sub("", text_of(body.system)),
+        stop=getattr(body, "stop_sequences", None) or None,
+        tools=tools,
+        tool_choice=_choice(choice),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        reasoning=ReasoningOptions(effort="none") if thinks is False else config,
+        text=TextOptions.model_construct(format=config.format),
+        chat_template_kwargs=dict.fromkeys(("enable_thinking", "thinking"), True) if thinks else None,
+    )
+    return chat_of(asked, [item for message in body.messages for item in _items(message)])
+
+
+def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
+        raise bad_request("tool_choice.name: belongs to the type 'tool'", "tool_choice.name")
+    return {"type": "function", "name": choice.name}
+
+
+def _items(message: InputMessage) -> list[Any]:
+    """A turn as items of /v1/responses."""
+    if isinstance(message.content, str):
+        return [MessageItem(role=message.role, content=message.content)]
+    items = list[Any]()
+    for block in message.content:
+        if isinstance(block, TextPart):
+            if not (items and isinstance(items[-1], MessageItem)):
+                items.append(MessageItem(role=message.role, content=[]))
+            items[-1].content.append(block)
+        elif isinstance(block, ThinkingBlock):
+            thought = TextPart(type="reasoning_text", text=block.thinking)
+            items.append(ReasoningItem.model_construct(content=[thought]))
+        elif isinstance(block, ToolUseBlock):
+            written = json.dumps(block.input, ensure_ascii=False)
+            items.append(FunctionCallItem(type="function_call", call_id=block.id, name=block.name, arguments=written))
+        else:
+            items.append(FunctionCallOutputItem.model_construct(call_id=block.tool_use_id, output=block.content))
+    return items
