@@ -9,7 +9,12 @@ for (const frame of document.querySelectorAll("iframe")) {
   fit();
 }
 // For the keyboard, and for those who only hear the page.
-for (const wide of document.querySelectorAll("pre, .table-wrapper")) {
-  if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
-}
+const reach = () => {
+  for (const each of document.querySelectorAll("pre, .table-wrapper")) {
+    if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
+    else each.removeAttribute("tabindex");
+  }
+};
+addEventListener("resize", reach);
+reach();
 document.querySelector(".toc-drawer").ariaLabel = document.querySelector(".toc-title")?.textContent.trim() ?? "";
