@@ -27,7 +27,7 @@ WORD = re.compile(r"^\| (?!word \||---)(.+?) \| (.+?) \|", re.MULTILINE)
 RUN = ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -e .", ".venv/bin/jupyter lab {}")
 TEXTS = {  # of the line above each page: minutes, the way to run it, and the other language: its name, code and place
     "en": ("{} min", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
-    "zh_CN": ("阅读约 {} 分钟", "运行此笔记本", "在仓库的克隆中执行：", "English", "en", "../"),
+    "zh_CN": ("阅读约 {} 分钟", "运行这个 notebook", "克隆仓库后，在其目录中执行：", "English", "en", "../"),
 }
 
 project = "nanoinfer"
