@@ -215,6 +215,8 @@ def _plain(message: Message) -> dict[str, Any]:
     plain = dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
     if (reasoning := plain.pop("reasoning", None)) is not None:
         plain.setdefault("reasoning_content", reasoning)  # as templates call it
+    if plain.get("tool_calls") and plain.get("content"):
+        plain["thinking"] = ""  # transformers' copy for gpt-oss, whose template refuses it beside both
     return plain
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils import new_document
+from latex2mathml.converter import convert
 from myst_nb.sphinx_ import Parser
 from myst_parser.mdit_to_docutils.base import default_slugify as slug
 from sphinx import addnodes
@@ -26,13 +27,13 @@ WORD = re.compile(r"^\| (?!word \||---)(.+?) \| (.+?) \|", re.MULTILINE)
 RUN = ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -e .", ".venv/bin/jupyter lab {}")
 TEXTS = {  # of the line above each page: minutes, the way to run it, and the other language: its name, code and place
     "en": ("{} min", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
-    "zh_CN": ("阅读约 {} 分钟", "运行此笔记本", "在仓库的克隆中执行：", "English", "en", "../"),
+    "zh_CN": ("阅读约 {} 分钟", "运行这个 notebook", "克隆仓库后，在其目录中执行：", "English", "en", "../"),
 }
 
 project = "nanoinfer"
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = ["extra"]
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -43,6 +44,7 @@ autodoc_typehints = "none"
 gettext_compact = gettext_location = False
 gettext_last_translator = gettext_language_team = ""
 html_theme = "furo"
+html_math_renderer = "mathml"  # which browsers draw without a script
 html_title = "nanoinfer"
 html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
@@ -58,6 +60,12 @@ def source_of(docname: str) -> str:
     names = {"index": "README.md", "notebooks/short_way": "notebooks/00_start_here.ipynb"}
     candidates = (names.get(docname, ""), f"{docname}.ipynb", f"{docname}.md")
     return next(name for name in candidates if (ROOT / name).is_file())
+
+
+def write_math(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    """A formula as MathML."""
+    translator.body.append(convert(node.astext(), display="block" if isinstance(node, nodes.math_block) else "inline"))
+    raise nodes.SkipNode
 
 
 class Links(SphinxTransform):
@@ -167,6 +175,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(Links)
     app.add_transform(FirstUses)
     app.add_directive("markdown", Markdown)
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("autodoc-process-docstring", as_markdown)
     app.connect("html-page-context", finish)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -108,6 +108,7 @@ def test_with_tools_and_a_response_format_either_comes(tmp_path: Path) -> None:
 def test_reasoning_in_the_history_and_what_is_asked_of_it_reach_the_template(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m.reasoning_content }}|{{ m.reasoning }}|{% endfor %}"
+        "{{ messages[0].thinking if messages[0].tool_calls }}"
         "{{ reasoning_effort }},{{ enable_thinking }}{% if false %}<think>{% endif %}"
     )
     app = served(tmp_path, ["x"], template)
@@ -116,10 +117,14 @@ def test_reasoning_in_the_history_and_what_is_asked_of_it_reach_the_template(tmp
         made = chat(app, **more, return_token_ids=True, max_tokens=1)
         return str(app.state.service.tokenizer.decode(made["choices"][0]["prompt_token_ids"]))
 
-    turn = {"role": "assistant", "content": "c"}
+    turn: dict[str, Any] = {"role": "assistant", "content": "c"}
     assert prompt(messages=[turn | {"reasoning": "a"}]) == "a||,"
     assert prompt(messages=[turn | {"reasoning_content": "b"}]) == "b||,"
     assert prompt(messages=[turn | {"reasoning": "a", "reasoning_content": "b"}]) == "b||,"
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    turn |= {"reasoning": "a", "tool_calls": calls}
+    assert prompt(messages=[turn]) == "a||,"  # gpt-oss takes thoughts, or text, beside calls
+    assert prompt(messages=[turn | {"content": None}]) == "a||a,"
     assert prompt(reasoning_effort="low") == "||low,"
     assert prompt(reasoning_effort="none") == "||none,False"
     assert prompt(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False}) == "||low,False"

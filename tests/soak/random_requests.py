@@ -48,6 +48,18 @@ GRAMMARS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"guided_choice": ["fox", "old bear"]}, "fox|old bear"),
     ({"guided_grammar": 'start: "a" | "b" start'}, "b*a"),
 )
+# What the story model is made to know: tools, and thoughts, which END_OF_THOUGHT, once a token of its own, ends.
+TEMPLATE = """{% if tools %}{# <tool_call>{"name": "arguments"} #}{{ tools | length }} tools. {% endif %}
+{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + message.reasoning_content | default('') }}
+{%- for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}{{ eos_token }}{% endfor %}
+{{- '<|assistant|>' }}{% if thinks %}<think>{% endif %}"""
+OLD_TOKEN, END_OF_THOUGHT = "<|system|>", "</think>"
+NUMBER_OF_IT = 5
+TOOLS: list[dict[str, Any]] = [
+    {"name": "person", "parameters": PERSON},
+    {"name": "word", "parameters": {"type": "object", "properties": {"text": {"type": "string", "maxLength": 5}}}},
+]
+ONE_CALL = r'(person\{"age": ?\d, ?"is_old": ?(true|false)\}|word\{("text": ?".{0,30}")?\})'
 GUEST, RESIDENTS = "guest", ("rhymes", "sea")  # GUEST is loaded and unloaded, now from one folder, now from the other
 
 
@@ -61,8 +73,10 @@ def random_request(rng: random.Random) -> tuple[str, dict[str, Any], str | None]
     else:
         path, body["prompt"] = "/v1/completions", rng.choice([text, [text, text[:9]], [1, 50, 60]])
     pattern = None
+    if "messages" in body and rng.random() < 0.5:
+        pattern = call_something(rng, body)
     kind = rng.random()
-    if kind < 0.1:
+    if pattern is None and kind < 0.1:
         fields, pattern = rng.choice(GRAMMARS)
         body |= fields
     elif kind < 0.2:
@@ -76,6 +90,20 @@ def random_request(rng: random.Random) -> tuple[str, dict[str, Any], str | None]
         if "prompt" in body:
             body["prompt"] = text
     return path, body, pattern
+
+
+def call_something(rng: random.Random, body: dict[str, Any]) -> str | None:
+    """Add tools and thoughts to a chat. Returns the pattern for what must be called, None if nothing must."""
+    choice = rng.choice(["none", "auto", "required", "named"])
+    body |= {"tools": [{"function": tool} for tool in TOOLS], "tool_choice": choice}
+    body |= {"parallel_tool_calls": rng.random() < 0.5, "temperature": 0.8}
+    if choice == "named":
+        body["tool_choice"] = {"type": "function", "function": {"name": "person"}}
+    if rng.random() < 0.5:
+        body |= {"chat_template_kwargs": {"thinks": True}, "logit_bias": {str(NUMBER_OF_IT): rng.choice([0, 8, 16])}}
+    if choice in ("none", "auto"):
+        return None
+    return ONE_CALL + ("+" if choice == "required" and body["parallel_tool_calls"] else "")
 
 
 class Answers:
@@ -93,9 +121,9 @@ class Answers:
         if len(choices) != body.get("n", 1) * prompts:
             return f"{len(choices)} choices"
         for text, reason in choices:
-            if reason not in ("stop", "length"):
+            if reason not in ("stop", "length", "tool_calls"):
                 return f"a choice without a finish reason: {reason}"
-            if pattern is not None and reason == "stop":
+            if pattern is not None and reason != "length":
                 self.matched += 1
                 if not re.fullmatch(pattern, text):
                     return f"{text!r} does not match {pattern}"
@@ -115,22 +143,30 @@ class Answers:
 
 
 def choices_of(rest: bytes, body: dict[str, Any]) -> list[tuple[str, str | None]]:
-    """Text and finish reason of each choice of an answer, whole or streamed. ValueError if it is neither."""
+    """Text and finish reason of each choice of an answer, whole or streamed, with its calls. ValueError if it is
+    neither."""
     if not body.get("stream"):
         found = json.loads(rest)["choices"]
         return [
-            (each["message"]["content"] if "message" in each else each["text"], each["finish_reason"]) for each in found
+            (_text(each["message"]) if "message" in each else each["text"], each["finish_reason"]) for each in found
         ]
     texts, reasons = dict[int, str](), dict[int, str]()
     for event in _unchunked(rest).decode().split("\n\n")[:-1]:
         if event == "data: [DONE]":
             break
         for each in json.loads(event.removeprefix("data: "))["choices"]:
-            new = each["delta"].get("content") if "delta" in each else each["text"]
-            texts[each["index"]] = texts.get(each["index"], "") + (new or "")
+            new = _text(each["delta"]) if "delta" in each else each["text"]
+            texts[each["index"]] = texts.get(each["index"], "") + new
             if each["finish_reason"]:
                 reasons[each["index"]] = each["finish_reason"]
     return [(texts[i], reasons.get(i)) for i in sorted(texts)]
+
+
+def _text(message: dict[str, Any]) -> str:
+    """Content and calls of a message, or of a delta: put together, they are those of the message."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    called = [function.get("name", "") + function["arguments"] for function in functions]
+    return (message.get("content") or "") + "".join(called)
 
 
 def _unchunked(rest: bytes) -> bytes:

@@ -30,8 +30,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nanoinfer.model.loader import BUNDLED_ROOTS
 from nanoinfer.model.lora.manager import bundled_adapter
-from tests.soak.random_requests import GUEST, RESIDENTS, WORDS, Answers, choices_of, random_request
+from tests.soak.random_requests import (
+    END_OF_THOUGHT,
+    GUEST,
+    OLD_TOKEN,
+    RESIDENTS,
+    TEMPLATE,
+    TOOLS,
+    WORDS,
+    Answers,
+    choices_of,
+    random_request,
+)
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {200, 400, 404, 429, 503, 504}
@@ -160,14 +172,26 @@ class Traffic:
 
     async def converse(self) -> None:
         """Go on from one stored response to the next, by its id, and ask /v1/messages in between; some answers are left."""
-        previous, rng = None, self.rng
+        previous, called, rng = None, list[str](), self.rng
         while not self.is_ending:
             await self.goes_on.wait()
             said, path = " ".join(rng.choices(WORDS, k=5)), rng.choice(["/v1/responses", "/v1/messages"])
             body: dict[str, Any] = {"model": "story", "stream": rng.random() < 0.5, "previous_response_id": previous}
-            body |= {"input": said, "max_output_tokens": 20} if path == "/v1/responses" else {"max_tokens": 20}
-            if path == "/v1/messages":
-                body["messages"] = [{"role": "user", "content": said}]
+            if path == "/v1/responses":
+                body |= {
+                    "input": said,
+                    "max_output_tokens": 40,
+                    "tools": [{"type": "function", **each} for each in TOOLS],
+                }
+                body["tool_choice"] = rng.choice(["auto", "required"])
+                if called:
+                    body["input"] = [
+                        {"type": "function_call_output", "call_id": each, "output": said} for each in called
+                    ]
+            else:
+                body |= {"max_tokens": 40, "messages": [{"role": "user", "content": said}]}
+                body["tools"] = [{"name": each["name"], "input_schema": each["parameters"]} for each in TOOLS]
+                body["tool_choice"] = {"type": rng.choice(["auto", "any"])}
             leaves = rng.random() < 0.2
             try:
                 seconds = rng.random() / 5 if leaves else SECONDS_TO_WAIT
@@ -188,6 +212,8 @@ class Traffic:
                     self.faults.append(f"{path} {status}: {rest[-300:]!r}")
                 found = re.search(rb'"id":"(resp_\w+)"', rest)
                 previous = found[1].decode() if found else previous if status in (200, 429, 503, 504) else None
+                calls = set(re.findall(rb'"call_id":"(\w+)"', rest)) if found else ()
+                called = sorted(map(bytes.decode, calls))
 
     # --- those who come besides: pages, load balancers, and who means no good ----------------------------------------
 
@@ -302,12 +328,17 @@ def resident_mib(pid: int) -> float:
 
 
 def start(folder: Path) -> tuple["subprocess.Popen[str]", int]:
-    """A server, and its port. `folder` gets its log and the adapters that can be loaded."""
+    """A server, and its port. `folder` gets its log, its model and the adapters that can be loaded."""
+    story = folder / "story"
+    shutil.copytree(BUNDLED_ROOTS[0] / "story", story)
+    (story / "chat_template.jinja").write_text(TEMPLATE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (story / name).write_text((story / name).read_text().replace(OLD_TOKEN, END_OF_THOUGHT))
     for name in RESIDENTS:
         shutil.copytree(str(bundled_adapter(name)), folder / "adapters" / name)
-    command = [sys.executable, "-m", "nanoinfer", "serve", "story", "--port", "0", "--max-total-tokens", "8192"]
+    command = [sys.executable, "-m", "nanoinfer", "serve", str(story), "--port", "0", "--max-total-tokens", "8192"]
     options = ["--max-queue", "64", "--request-timeout", "10", "--drain-timeout", "20"]
-    options += ["--adapter-root", str(folder / "adapters")]
+    options += ["--served-model-name", "story", "--store-responses", "20", "--adapter-root", str(folder / "adapters")]
     options += [word for name in RESIDENTS for word in ("--adapter", f"{name}={name}")]
     log = (folder / "log").open("w")
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)

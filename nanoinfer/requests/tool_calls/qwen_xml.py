@@ -32,7 +32,7 @@ class QwenXml(CallFormat):
     """`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`"""
 
     name = "qwen3_coder"
-    begins, ends = (CALL, FUNCTION), (CALL_END,)
+    begins, ends = (CALL, FUNCTION), (FUNCTION_END, CALL_END)
 
     def is_in(self, template: str) -> bool:
         return FUNCTION in template and PARAMETER in template
@@ -59,8 +59,10 @@ class QwenXml(CallFormat):
                 return
             yield from cursor.run()
             count += 1
-        if (yield from cursor.take(FUNCTION_END)) or not cursor.is_last:
-            cursor.add_arguments("}" if count else "{}")
+        has_ended = yield from cursor.take(FUNCTION_END)
+        rest = cursor.text[cursor.at :]
+        if has_ended or not any(tag.startswith(rest) for tag in (PARAMETER, FUNCTION_END)):
+            cursor.add_arguments("}" if count else "{}")  # else, it is cut off
         cursor.end()
 
     def grammar(self, functions: Schemas, parallel: bool, tag: Tag) -> tuple[list[str], Schemas]:

@@ -97,10 +97,12 @@ class ReplyParser:
             yield from reasoning.read(cursor, self._hidden)
 
     def _pass_ends(self, ends: Sequence[str]) -> Reads[None]:
-        """Read the white space and the closing tags behind a call; at the end, also a part of one."""
+        """Read the white space and the closing tags behind a call, each once, as it may begin something else; at the end,
+        also a part of one."""
         cursor = self._cursor
         yield from cursor.run()
-        while (yield from cursor.take_any(ends)):
+        while end := (yield from cursor.take_any(ends)):
+            ends = [each for each in ends if each != end]
             yield from cursor.run()
         if cursor.is_last and any(end.startswith(cursor.text[cursor.at :]) for end in ends):
             cursor.at = len(cursor.text)

@@ -44,7 +44,7 @@ def xml(*parameters: tuple[str, str], name: str = "f") -> str:
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
-BROKEN = ('{"s": ', '{"i": ', "{NaN}")  # what the model has written wrongly, or not to its end
+BROKEN = ('{"s": ', '{"s": "x"', '{"i": ', "{NaN}")  # what the model has written wrongly, or not to its end
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # format, text, content, calls
     ("hermes", 'One <tool_call>\n{"name": "f", "arguments": {"s": "x"}}\n</tool_call>', "One ", [("f", F)]),
@@ -68,6 +68,8 @@ b''')]""", "", [("f", r'{"s": "it' + r"""'s \"1\"", "m": "a\nb"}""")]),
     ("pythonic", "[h(a=1)]", "[h(a=1)]", []),
     ("pythonic", "[f(s=x)] no", "x)] no", [("f", '{"s": ')]),
     ("gemma3", "```tool_code\nf(s='x')\ng()\n```", "", [("f", F), ("g", G)]),
+    ("gemma3", "```tool_code\nf(s='x')\n```\n```tool_code\ng()\n```\n```python\n1\n```", "```python\n1\n```",
+     [("f", F), ("g", G)]),
     ("gemma3", "Look:\n```tool_code\nprint(f(s='x'))\n```\n", "Look:\n", [("f", F)]),
     ("gemma3", '```json\n{"name": "f", "parameters": {"s": "x"}}\n```', "", [("f", F)]),
     ("gemma3", '```json\n[{"name": "f", "arguments": {"s": "x"}}]\n```', "", [("f", F)]),
@@ -87,6 +89,8 @@ b''')]""", "", [("f", r'{"s": "it' + r"""'s \"1\"", "m": "a\nb"}""")]),
     ("qwen3_coder", xml(("s", '\n if a < b:\n\t"é"\n')), "", [("f", r'{"s": "\n if a < b:\n\t\"é\"\n"}')]),
     ("qwen3_coder", "<function=f><parameter=s>x</parameter></function>", "", [("f", F)]),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=i>\n12", "", [("f", '{"i": ')]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</tool_call>", "", [("f", F)]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</func", "", [("f", '{"s": "x"')]),
     ("qwen3_coder", "<tool_call> is a tag", "<tool_call> is a tag", []),
     ("deepseek_v3", f"Look.{TABS}{ONE}function{SEP}f\n```json\n{F}\n```{ONE_END}\n{ONE}function{SEP}g\n```json\n{G}\n```"
      f"{ONE_END}{ALL_END}", "Look.", [("f", F), ("g", G)]),
