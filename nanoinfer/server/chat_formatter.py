@@ -38,8 +38,14 @@ class ChatFormatter(ResponseFormatter):
             ids = {"prompt_token_ids": list(self.request.prompts[0])} if self._wants_ids else {}
             events = self._delta(i, role, **ids)
         (delta, *deltas), more = self._deltas(i, piece.text, reason is not None) or [{}], dict[str, Any]()
-        if self._top_logprobs is not None and piece.logprobs:
-            more["logprobs"] = chat_logprobs(self.names, piece.logprobs, self._top_logprobs)
+        at_end = dict[str, Any]()
+        if self._top_logprobs is not None and (entries := piece.logprobs):
+            # Clients that show text token by token take each token of a delta with content for text: the end is none.
+            of_text = entries if reason is None or self.names[next(iter(entries[-1]))].is_text else entries[:-1]
+            if of_text:
+                more["logprobs"] = chat_logprobs(self.names, of_text, self._top_logprobs)
+            if of_text is not entries:
+                at_end["logprobs"] = chat_logprobs(self.names, entries[-1:], self._top_logprobs)
         if self._wants_ids:
             more["token_ids"] = piece.token_ids
         if delta or any(more.values()):
@@ -48,7 +54,8 @@ class ChatFormatter(ResponseFormatter):
         self._replies.note(i, piece.token_ids, reason is not None)
         if reason is not None:
             calls = self._parsers[i].calls if i in self._parsers else 0
-            events += self._delta(i, {}, finish_reason=self._reason(reason, calls), stop_reason=piece.stop_reason)
+            ended = {"finish_reason": self._reason(reason, calls), "stop_reason": piece.stop_reason}
+            events += self._delta(i, {}, **ended, **at_end)
         return events
 
     def _delta(self, i: int, delta: dict[str, Any], **more: Any) -> str:

@@ -224,8 +224,11 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _restrict(fields: ParsedFields, tools: Tools) -> None:
     """Add what makes the model call something, or only once. A call that must come is a grammar, and ApiError where there
-    is another one. Where it may come, it may in place of what the other one demands."""
+    is another one, except `response_format`: that is about text, and there is none. Where a call may come, it may in place
+    of what the other one demands."""
     if tools.must_call is not None:
+        if fields.names.get("json_schema") == "response_format":
+            del fields.values["json_schema"]
         fields.add("tools", "tool_calls", tools.must_call)
     elif tools.schemas is not None and fields.has_grammar:
         fields.values["tool_calls"] = tools.schemas

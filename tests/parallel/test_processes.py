@@ -167,11 +167,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """What the ranks of a tiny model have; quantizing it takes nothing to speak of."""
+    return most_memory(save_checkpoint(tmp_path_factory.mktemp("tiny")), "")
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says how much memory a process had")
 @pytest.mark.parametrize("quantization", ["", "int8"])
-def test_no_rank_ever_has_more_than_its_part_and_one_tensor(quantization: str, large: Path, tmp_path: Path) -> None:
+def test_no_rank_ever_has_more_than_its_part_and_one_tensor(quantization: str, large: Path, tiny: list[int]) -> None:
     """Beyond what a rank of a tiny model has."""
-    tiny = most_memory(save_checkpoint(tmp_path / "tiny"), quantization)
     if not tiny:
         pytest.skip("needs a kernel that says how much memory a process had at most (VmHWM)")
     for rank, (found, base) in enumerate(zip(most_memory(large, quantization), tiny, strict=True)):

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from nanoinfer import LLM
-from tests.helpers.servers import Running, sent_events
+from tests.helpers.scripted_checkpoint import make
+from tests.helpers.servers import Running, ask, patient_app, sent_events
 
 ROOT = Path(__file__).parent.parent.parent
 ADDRESS = "http://127.0.0.1:8000"
@@ -95,6 +96,19 @@ def test_a_grammar_of_guidance(server: Running, names: tuple[str, ...], rules: s
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
     assert re.fullmatch(regex, text, re.DOTALL), text
     assert chunks[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_the_token_that_ends_a_text_is_no_token_of_a_delta_with_text(tmp_path: Path) -> None:
+    """Guidance shows the tokens of such a delta as text. Here the stop text holds back a word until the end."""
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    app = patient_app(LLM(str(make(tmp_path / "scripted", ["Once", " upon"], template)), max_total_tokens=256))
+    body = {"messages": [HI], "temperature": 0, "stop": "upon a", "logprobs": True, "stream": True}
+    answer = ask(app, "POST", "/v1/chat/completions", json={"model": app.state.service.base_name, **body})
+    choices = [event["choices"][0] for event in sent_events(answer.text)]
+    tokens = [[entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]] for choice in choices]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == "Once upon"
+    assert [token for part in tokens for token in part] == ["Once", " upon", "<|im_end|>"]
+    assert (choices[-1]["delta"], tokens[-1]) == ({}, ["<|im_end|>"])
 
 
 def test_a_benchmark_of_guidellm(server: Running) -> None:

@@ -205,6 +205,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice.name", {"tool_choice": {"type": "tool"}}),
     ("tool_choice", {"tool_choice": {"type": "any"}}),
     ("mcp_servers", {"mcp_servers": [{"url": "x"}]}),
+    ("thread", {"thread": {"type": "create"}}),
     ("temperature", {"temperature": 3e30}),
     ("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}}),
     ("messages", {"messages": [{"role": "user", "content": "x " * 4000}]}),
@@ -219,6 +220,9 @@ def test_what_is_not_there_is_refused_in_anthropics_shape(server: Running, param
     assert (answer.status_code, made["type"], made["error"]["type"]) == (400, "error", "invalid_request_error")
     assert (made["error"]["param"], made["request_id"]) == (param, answer.headers["x-request-id"])
     assert made["error"]["message"].startswith(param)
+    # Anthropic's tool_runner asks for a thread, and on this error sends the whole conversation each time
+    wanted = {"error_code": "thread_unsupported_request"} if param == "thread" else None
+    assert made["error"].get("details") == wanted
 
 
 def test_keys_of_both_kinds() -> None:

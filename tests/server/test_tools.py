@@ -139,7 +139,7 @@ def test_what_the_model_writes_becomes_calls(story: Any, stream: bool, before: s
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": TOOLS * 2}, "tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tools"),
+        ({"tool_choice": "required", "guided_json": {"type": "object"}}, "tools"),
         ({"tool_choice": NAMED, "guided_regex": "a"}, "tools"),
         ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "tools"),
         ({"parallel_tool_calls": False, "min_tokens": 2}, "min_tokens"),
@@ -160,14 +160,17 @@ ARGUMENTS = {"weather": {'{"warm": true}', '{"warm": false}'}, "time": {'{"zone"
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", [None, {"type": "json_object"}], ids=["", "form"])
 @pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")], ids=["required", "named"])
 def test_what_must_be_called_is_calls_that_the_schemas_allow(
-    story: Any, stream: bool, choice: Any, reason: str
+    story: Any, stream: bool, form: Any, choice: Any, reason: str
 ) -> None:
-    """A call that the client has named is no reason of its own: the model had no choice."""
+    """A call that the client has named is no reason of its own: the model had no choice. A `response_format` is about text,
+    and there is none: instructor asks for both."""
     found = set()
     for seed in range(3):
         more = {"tools": TWO, "tool_choice": choice, "seed": seed, "temperature": 1.5, "max_tokens": 300}
+        more["response_format"] = form
         content, calls, ended, _ = written(story, stream, **more)
         assert (content, ended) == ("", reason)
         assert len(calls) >= 1 if choice == "required" else len(calls) == 1

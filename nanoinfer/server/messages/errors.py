@@ -19,5 +19,7 @@ TYPES = {
 def error_content(error: ApiError, request_id: str) -> dict[str, Any]:
     """The body. `param` and `code` say more than Anthropic's own errors do."""
     kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    told: dict[str, Any] = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    if error.param == "thread":  # Anthropic's client then sends the whole conversation each time
+        told["details"] = {"error_code": "thread_unsupported_request"}
     return {"type": "error", "error": told, "request_id": request_id}

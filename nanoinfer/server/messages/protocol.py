@@ -124,7 +124,10 @@ class CountTokensRequest(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(("mcp_servers", "container"), NOTHING)
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("mcp_servers", "container"), NOTHING),
+        "thread": (),
+    }
 
 
 class MessagesRequest(CountTokensRequest):

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,11 @@ import transformers
 
 from nanoinfer.bench import adapters
 from nanoinfer.bench.adapters import Batch, format_adapters, make_adapters, measure_adapters
-from nanoinfer.bench.engines import EngineSpec, parse_engine
+from nanoinfer.bench.engines import EngineSpec
+from nanoinfer.bench.machine import Checkpoint
+from nanoinfer.bench.peers import nanoinfer as nanoinfer_peer
+from nanoinfer.bench.peers import transformers as transformers_peer
+from nanoinfer.bench.peers import worker
 from nanoinfer.bench.quality import (
     SAMPLED,
     format_quality,
@@ -32,6 +36,8 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.model.lora.peft_files import read_adapter
 from nanoinfer.model.lora.projections import projections
 from tests.helpers.fake_sessions import FAKE, fake_settings, table_after
+
+PEERS = (nanoinfer_peer, transformers_peer)
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
 
@@ -95,17 +101,27 @@ def test_a_cost_is_a_ratio_to_the_base_batch_of_the_same_round() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_json_and_peft_gives_the_same_tokens(
-    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adapters, "LENGTHS", [(32, 16)] * NUM_REQUESTS)
-    compare = ["--compare", "transformers"] if find_spec("peft") else []
+def test_the_command_writes_json(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "adapters.json"
     argv = ["--model", str(checkpoint()), "--ranks", "2", "--adapters", "1", "3", "--rounds", "1", "--threads", "1"]
-    assert main(["bench", "adapters", *argv, "--dtype", "float32", "--json", str(file), *compare]) == 0
+    assert main(["bench", "adapters", *argv, "--dtype", "float32", "--json", str(file)]) == 0
     runs = json.loads(file.read_text())["runs"]
-    assert len(runs) == 3 * (1 + bool(compare))
-    assert all(run["same_requests"] == [16, 16] for run in runs)
+    assert [run["same_requests"] for run in runs] == [[16, 16]] * 3
+
+
+@pytest.mark.slow
+def test_peft_gives_the_same_tokens(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.setattr(adapters, "LENGTHS", [(32, 16)] * NUM_REQUESTS)
+    path = checkpoint()
+    made = make_adapters(path, tmp_path, rank=2, count=3, dtype="float32")
+    job = asdict(Batch(2, 3).job([*made], Checkpoint.read(path), 0))
+    both = [each.Peer(str(path), "float32", 1, adapters=made) for each in PEERS]
+    ours, theirs = (worker.run(peer, job)["tokens"] for peer in both)
+    assert len(ours) == 16
+    assert ours == theirs
 
 
 # --- tiers ------------------------------------------------------------------------------------------------------------
@@ -213,21 +229,18 @@ def test_a_peer_that_fails_is_named_and_the_others_are_scored(tmp_path: Path) ->
         measure_quality(tmp_path, "float32", {SAMPLED: [[0, 1]]}, Settings(engines[1:]))
 
 
-@pytest.mark.slow
 def test_nanoinfer_and_transformers_score_alike() -> None:
     path = resolve_model_path("story")
-    texts = {SAMPLED: [[1, 400, 500, 37, 90], [1, 17]]}
-    engines = [parse_engine("nanoinfer"), parse_engine("transformers")]
-    (ours, theirs), failed = measure_quality(path, "float32", texts, Settings(engines))
-    assert failed == {}
-    assert theirs.change == pytest.approx(0.0, abs=1e-4)
-    assert theirs.same == 1.0
+    texts = [[1, 400, 500, 37, 90], [1, 17]]
+    ours, theirs = (worker.score(each.Peer(str(path), "float32", 1), texts) for each in PEERS)
+    assert theirs["greedy"] == ours["greedy"]
     model = transformers.AutoModelForCausalLM.from_pretrained(path)
-    with torch.no_grad():
-        losses = [
-            float(model(input_ids=ids, labels=ids).loss) for ids in (torch.tensor([text]) for text in texts[SAMPLED])
-        ]
-    assert ours.nats == pytest.approx((4 * losses[0] + losses[1]) / 5, abs=1e-4)
+    for i, text in enumerate(texts):
+        ids = torch.tensor([text])
+        with torch.no_grad():
+            loss = float(model(input_ids=ids, labels=ids).loss)
+        assert ours["nats"][i] == pytest.approx(theirs["nats"][i], abs=1e-4)
+        assert sum(ours["nats"][i]) == pytest.approx(loss * (len(text) - 1), abs=1e-3)
 
 
 def test_sampled_text_is_the_same_each_time_and_begins_each_text_anew() -> None:

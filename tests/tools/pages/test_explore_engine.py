@@ -1,15 +1,19 @@
 """What the interactive figures of the engine show is what an engine did: compared with the engine's own counts, and with a
 second, separate run whose engine is looked at directly. The saved pages show what it does now."""
 
+import dataclasses
+import html
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.model.random_model import random_model
 from notebooks.course.explore import (
     batching,
     block_slots,
@@ -23,10 +27,22 @@ from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
 from notebooks.course.explore.runs import Run, moments
-from notebooks.tools.files import ROOT
+from notebooks.tools.files import ROOT, read
 from tests.tools.pages.conftest import Recorded
 
 FOLDER = ROOT / "notebooks" / "explorables"
+AGAIN = "python -m notebooks.course.explore --out notebooks/explorables"
+RECORDED = ["double_free", "sampling"]  # which no notebook shows, or with another prompt
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _once() -> Iterator[None]:
+    """A figure is made of the same runs that its test looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "record_batching", cache(batching.record_batching))
+        patch.setattr(block_slots, "record_rows", cache(block_slots.record_rows))
+        patch.setattr(pool_sizes, "record_pool_sizes", cache(pool_sizes.record_pool_sizes))
+        yield
 
 
 def panel(figure: InteractiveFigure, indices: tuple[int, ...], kind: type, number: int = 0) -> Any:
@@ -69,9 +85,12 @@ def test_no_setting_changes_a_text(recorded: Recorded) -> None:
 # --- batching --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # thirty recorded runs
-def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(recorded: Recorded) -> None:
-    figure, runs = recorded(batching.batching), recorded(batching.record_batching)
+def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(story: LLM) -> None:
+    """In a tiny model, since tokens change no length."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = random_model(vocab_size=story.model.config.vocab_size, **sizes)
+    tiny: Any = type("Tiny", (), {"model": dataclasses.replace(model, tokenizer=story.tokenizer)})
+    figure, runs = batching.batching(tiny), batching.record_batching(tiny)
     for i, long in enumerate(batching.LONG):
         for j, rows in enumerate(batching.ROWS):
             groups = [batching.wanted(long)[k : k + rows] for k in range(0, 12, rows)]
@@ -183,19 +202,32 @@ def rounded(data: Any) -> Any:
     return float(f"{data:.3g}") if isinstance(data, float) else data
 
 
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """The HTML that the notebooks show."""
+    cells = [cell for path in (ROOT / "notebooks").glob("*.ipynb") for cell in read(path)["cells"]]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "\n".join("".join(output.get("data", {}).get("text/html", "")) for output in outputs)
+
+
 def test_every_figure_is_there_and_no_other_page() -> None:
     assert {path.stem for path in FOLDER.glob("*.html")} == set(CATALOGUE)
     listed = re.findall(r"\]\((\w+)\.html\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == sorted(CATALOGUE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@pytest.mark.parametrize("name", sorted({*CATALOGUE} - {*RECORDED}))
+def test_a_page_is_what_a_notebook_shows(name: str, shown: str) -> None:
+    """That the notebook shows it now is for its own test to find, which compares what cells show."""
+    page = (FOLDER / f"{name}.html").read_text(encoding="utf-8")
+    assert html.escape(page) in shown, f"{AGAIN} {name}; or is it in no notebook?"
+
+
+@pytest.mark.parametrize("name", RECORDED)
 def test_a_page_is_what_would_be_recorded_now(
     name: str, recorded: Callable[[Callable[[LLM], InteractiveFigure]], InteractiveFigure]
 ) -> None:
     there, now = (FOLDER / f"{name}.html").read_text(encoding="utf-8"), recorded(CATALOGUE[name]).html()
-    again = f"python -m notebooks.course.explore {name} --out notebooks/explorables"
-    assert rounded(data_of(there)) == rounded(data_of(now)), again
+    assert rounded(data_of(there)) == rounded(data_of(now)), f"{AGAIN} {name}"
     without = [re.sub(r'(id="data">).*?(</script>)', r"\1\2", page, flags=re.DOTALL) for page in (there, now)]
-    assert without[0] == without[1], again
+    assert without[0] == without[1], f"{AGAIN} {name}"
