@@ -15,7 +15,9 @@ class Hermes(JsonCalls):
         return self.begins[0] in template and '"arguments"' in template and "<function=" not in template
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
-        yield from read_call(cursor, self.ends)
+        yield from read_calls(cursor, self.ends)
+        while (yield from cursor.peek()) == "{":  # some models write several between the tags
+            yield from read_calls(cursor, self.ends)
 
     def one(self, name: str, tag: Tag) -> tuple[str, str]:
         begin, end = tag(self.begins[0]), tag(self.ends[0])
@@ -57,7 +59,7 @@ class Llama(JsonCalls):
         while True:
             yield from read_call(cursor, strict=True)
             yield from cursor.run()
-            if not (yield from cursor.take(";")):
+            if not (yield from cursor.take(";")) and (yield from cursor.peek()) != "{":
                 return
 
     def one(self, name: str, tag: Tag) -> tuple[str, str]:
