@@ -1,4 +1,5 @@
-"""What a client is told when something is wrong: a status, and an error in OpenAI's shape. And what is logged of it."""
+"""What a client is told when something is wrong: a status, and an error in OpenAI's shape, or Anthropic's. And what is
+logged of it."""
 
 import json
 import logging
@@ -32,6 +33,8 @@ TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
+MESSAGES = "/v1/messages"  # the route whose errors are in Anthropic's shape
 MAX_MESSAGE = 1000  # characters: messages quote values
 CODES = {name: f"{name}_field" for name in ("unsupported", "unknown", "missing")}  # by pydantic's type
 NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients repeat requests by themselves unless this says otherwise
@@ -61,6 +64,14 @@ class ApiError(Exception):
         """The body, in OpenAI's shape."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic_content(self, request_id: str) -> dict[str, Any]:
+        """The body in Anthropic's shape. `param` and `code` say more than Anthropic's own errors do."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        told: dict[str, Any] = {"type": kind, "message": self.message, "param": self.param, "code": self.code}
+        if self.param == "thread":  # Anthropic's client then sends the whole conversation each time
+            told["details"] = {"error_code": "thread_unsupported_request"}
+        return {"type": "error", "error": told, "request_id": request_id}
 
     @property
     def body(self) -> bytes:

@@ -20,8 +20,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoinfer.server.errors import ApiError, as_api_error, log_bug
-from nanoinfer.server.messages.errors import PATH, error_content
+from nanoinfer.server.errors import MESSAGES, ApiError, as_api_error, log_bug
 from nanoinfer.server.request_context import RequestContext, log_request
 from nanoinfer.server.service import Service
 
@@ -81,8 +80,8 @@ class RequestMiddleware:
             if context.status:  # the server cuts the connection, so that nobody takes the answer for a whole one
                 raise RuntimeError(f"request {context.request_id} is cut off") from None
             body = answer.body
-            if scope["path"].startswith(PATH):
-                body = json.dumps(error_content(answer, context.request_id)).encode()
+            if scope["path"].startswith(MESSAGES):
+                body = json.dumps(answer.anthropic_content(context.request_id)).encode()
             response = Response(body, answer.status, answer.headers, "application/json")
             await response(scope, receive, noted_send)
         finally:

@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from nanoinfer import LLM
-from nanoinfer.server.protocol import Message
+from nanoinfer.server.protocol import MOST_ITEMS, Message
 from nanoinfer.server.responses.protocol import ResponsesRequest
 from nanoinfer.server.responses.store import ResponseStore
 from nanoinfer.server.responses.translation import messages_of
@@ -118,6 +118,11 @@ def test_log_probabilities(server: Running) -> None:
 class Animal(BaseModel):
     kind: Literal["fox", "owl"]
     legs: Literal[2, 4]
+
+
+def test_a_long_answer_can_be_handed_back_with_its_log_probabilities() -> None:
+    part = {"type": "output_text", "text": "x", "logprobs": [{}] * (MOST_ITEMS + 1)}
+    ResponsesRequest.model_validate({**HI, "input": [{"role": "assistant", "content": [part]}]})
 
 
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:

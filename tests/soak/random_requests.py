@@ -55,9 +55,10 @@ TEMPLATE = """{% if tools %}{# <tool_call>{"name": "arguments"} #}{{ tools | len
 {{- '<|assistant|>' }}{% if thinks %}<think>{% endif %}"""
 OLD_TOKEN, END_OF_THOUGHT = "<|system|>", "</think>"
 NUMBER_OF_IT = 5
+SHORT = {"type": "string", "maxLength": 5}
 TOOLS: list[dict[str, Any]] = [
     {"name": "person", "parameters": PERSON},
-    {"name": "word", "parameters": {"type": "object", "properties": {"text": {"type": "string", "maxLength": 5}}}},
+    {"name": "word", "parameters": {"type": "object", "properties": {"text": SHORT}, "additionalProperties": False}},
 ]
 ONE_CALL = r'(person\{"age": ?\d, ?"is_old": ?(true|false)\}|word\{("text": ?".{0,30}")?\})'
 GUEST, RESIDENTS = "guest", ("rhymes", "sea")  # GUEST is loaded and unloaded, now from one folder, now from the other

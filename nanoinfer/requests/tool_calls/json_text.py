@@ -8,7 +8,7 @@ from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
 
 ARGUMENTS = ("arguments", "parameters")  # the names under which models write them
 CLOSING = {"{": "}", "[": "]"}
-IN_STRING = re.compile(r'[^"\\]*')
+IN_STRING = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
 SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 WORD = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null")
 CONTROL = re.compile(r"[\x00-\x1f]")
@@ -51,22 +51,14 @@ def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
 def _read_string(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on a string, of which the next character is the first quote."""
     add((yield from cursor.next()))
-    while True:
+    while (yield from cursor.peek()) != '"':
         found = IN_STRING.match(cursor.text, cursor.at)  # as far as it is there
         assert found is not None, "it may be empty"
         cursor.at = found.end()
         add(escaped(found[0]))
-        character = yield from cursor.peek()
-        if character not in ('"', "\\", ""):
-            continue  # more of the same has come
-        cursor.at += len(character)
-        if character == "\\":
-            character += yield from cursor.next()
-        if character in ("", "\\"):
+        if not found[0] and not (yield from cursor.more()):
             raise BrokenError
-        add(character)
-        if character == '"':
-            return
+    add((yield from cursor.next()))
 
 
 def escaped(text: str) -> str:

@@ -9,7 +9,6 @@ from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Rea
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in, usage_of
 from nanoinfer.server.generation import Generation, GenerationRequest
-from nanoinfer.server.messages.errors import error_content
 from nanoinfer.server.messages.protocol import MessagesRequest
 from nanoinfer.server.protocol import ChatRequest
 from nanoinfer.server.replies import Replies
@@ -60,7 +59,7 @@ class MessagesFormatter(ResponseFormatter):
 
     def last_events(self, generation: Generation, error: ApiError | None) -> str:
         if error is not None:
-            return f"event: error\ndata: {dumps(error_content(error, self._request_id))}\n\n"
+            return f"event: error\ndata: {dumps(error.anthropic_content(self._request_id))}\n\n"
         usage = self._usage_of(generation)
         return self._event("message_delta", delta=self._end, usage=usage) + self._event("message_stop")
 

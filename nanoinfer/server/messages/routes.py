@@ -3,13 +3,13 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from nanoinfer.server.chat_path import renamed, through_chat
+from nanoinfer.server.errors import MESSAGES
 from nanoinfer.server.generation_response import respond
-from nanoinfer.server.messages.errors import PATH
 from nanoinfer.server.messages.formatter import MessagesFormatter
 from nanoinfer.server.messages.protocol import NAMES, CountTokensRequest, MessagesRequest, as_chat
 from nanoinfer.server.request_context import context_of
 from nanoinfer.server.request_parsing import encode_chat, tools_of
+from nanoinfer.server.responses.translation import renamed, through_chat
 from nanoinfer.server.service import Service
 
 
@@ -17,7 +17,7 @@ def messages_routes(service: Service) -> APIRouter:
     """The routes of one server."""
     router = APIRouter()
 
-    @router.post(PATH, response_class=Response)
+    @router.post(MESSAGES, response_class=Response)
     async def create(body: MessagesRequest, http: Request) -> Response:
         """Write the assistant's next turn: thoughts, text and uses of tools."""
         with renamed(NAMES):
@@ -26,7 +26,7 @@ def messages_routes(service: Service) -> APIRouter:
             formatter = MessagesFormatter(service, body, chat, request, tools, context_of(http.scope).request_id)
             return await respond(service, http, request, formatter, body.stream)
 
-    @router.post(f"{PATH}/count_tokens")
+    @router.post(f"{MESSAGES}/count_tokens")
     async def count_tokens(body: CountTokensRequest) -> dict[str, int]:
         """The tokens of the prompt that such a request has."""
         service.adapter_named(body.model)

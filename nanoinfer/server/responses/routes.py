@@ -6,13 +6,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from nanoinfer.server.chat_path import renamed, through_chat
 from nanoinfer.server.errors import ApiError, bad_request
 from nanoinfer.server.generation_response import respond
 from nanoinfer.server.responses.formatter import ResponsesFormatter
 from nanoinfer.server.responses.protocol import ResponsesRequest
 from nanoinfer.server.responses.store import ResponseStore
-from nanoinfer.server.responses.translation import NAMES, as_stored, chat_of, conversation_of
+from nanoinfer.server.responses.translation import (
+    NAMES,
+    as_stored,
+    chat_of,
+    conversation_of,
+    renamed,
+    through_chat,
+)
 from nanoinfer.server.service import Service
 
 MOST_LISTED = 100  # OpenAI's

@@ -1,15 +1,21 @@
-"""From /v1/responses to the chat path: a conversation of items as messages, and the request as a ChatRequest."""
+"""From /v1/responses to the path of /v1/chat/completions: items as messages, the request as a ChatRequest, and errors that
+name the client's own fields."""
 
+import re
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from reprlib import repr as repr_in_short
 from typing import Any
 from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from nanoinfer.server.errors import bad_request
+from nanoinfer.server.errors import ApiError, bad_request
+from nanoinfer.server.generation import GenerationRequest
 from nanoinfer.server.protocol import ChatRequest, Message, ResponseFormat, SamplingFields, Tool
+from nanoinfer.server.request_parsing import Tools, chat_request, tools_of
 from nanoinfer.server.responses.protocol import (
     Content,
     FunctionCallItem,
@@ -23,6 +29,7 @@ from nanoinfer.server.responses.protocol import (
     TextPart,
 )
 from nanoinfer.server.responses.store import ResponseStore
+from nanoinfer.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}  # chat's → ours
@@ -192,3 +199,26 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
         raise bad_request("text.format.schema: belongs to the type json_schema, which needs it", "text.format.schema")
     named = None if given.schema_ is None else {"name": given.name or "schema", "schema": given.schema_}
     return ResponseFormat.model_validate({"type": given.type, "json_schema": named})
+
+
+async def through_chat(
+    service: Service, chat: ChatRequest, names: Mapping[str, str], at_most: int | None = None
+) -> tuple[GenerationRequest, Tools]:
+    """What the conversation asks for, and the tools that may be called. `names`: as for `renamed`. `at_most`: so many
+    tokens, or as many as there is room for. ApiError naming a field of chat."""
+    tools = tools_of(service, chat)
+    request = await chat_request(service, chat, tools, at_most)
+    field_names = {ours: names.get(theirs, theirs) for ours, theirs in request.field_names.items()}
+    return replace(request, field_names={**names, **field_names}), tools
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """An ApiError speaks of the client's fields. `names`: chat's names → the client's, where they differ."""
+    try:
+        yield
+    except ApiError as error:
+        message, param = error.message, error.param or ""
+        for ours, theirs in names.items():
+            message = re.sub(rf"(?<![\w.'\"]){re.escape(ours)}(?![\w'\"])", theirs, message)
+        raise ApiError(error.status, message, names.get(param, error.param), error.code, error.headers) from error

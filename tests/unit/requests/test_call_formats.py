@@ -48,6 +48,7 @@ BROKEN = ('{"s": ', '{"s": "x"', '{"i": ', "{NaN}")  # what the model has writte
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # format, text, content, calls
     ("hermes", 'One <tool_call>\n{"name": "f", "arguments": {"s": "x"}}\n</tool_call>', "One ", [("f", F)]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "\\\n"}}</tool_call>', "", [("f", r'{"s": "\\n"}')]),
     ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}', "", [("f", F)]),
     ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"s": "x"}}', "\n", [("f", F)]),
     ("llama3_json", '{"type": "function", "name": "f", "parameters": {"s": "x"}}; {"name": "g", "parameters": {}}', "",
