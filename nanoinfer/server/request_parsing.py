@@ -2,6 +2,7 @@
 may call, rendered by its chat template, or must."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as repr_in_short
@@ -26,6 +27,7 @@ NAMES = {  # the client's name → that of SamplingParams
 }
 NO_SEED = -1  # vLLM's clients ask for none with it
 ANY_OBJECT = {"type": "object"}
+HTML = re.compile(r"</?[a-z]+>")
 
 
 @dataclass(frozen=True)
@@ -280,12 +282,13 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
 
 
 def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]:
-    """All special tokens, if tags that mean something in the reply are among them. The text has them then, and the client
-    does not see them."""
+    """The special tokens, if tags that mean something in the reply are among them. The text has them then, and the client
+    does not see them. Not those that could be HTML, such as `<s>`: the text does not say whether they are tokens."""
     call_format, reasoning = format_of(service.tokenizer), reasoning_of(service.tokenizer)
     tags = {*call_format.tags} if call_format and tools.definitions is not None else set[str]()
     tags |= {*reasoning.tags} if reasoning else set()
     if body.skip_special_tokens is False or not tags:
         return []
     special = service.tokenizer.hf_tokenizer.convert_ids_to_tokens(sorted(service.core.builder.special_ids))
-    return special if {*special} & tags else []
+    hidden = [name for name in special if name in tags or not HTML.fullmatch(name)]
+    return hidden if {*special} & tags else []

@@ -16,8 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sphinx.application import Sphinx
-from sphinx.util.docutils import docutils_namespace
+from sphinx.cmd.build import build_main
 from sphinx_intl.basic import update
 
 from notebooks.site.conf import LOCALE, PO, ROOT, TRANSLATED, slug
@@ -77,7 +76,7 @@ def stage(folder: Path, only: Collection[str] = ()) -> None:
             if name in TREES:
                 text += "\n```{toctree}\n:hidden:\n:glob:\n" + "\n".join(TREES[name]) + "\n```\n"
         if name == "index":
-            text = re.sub(r"^!\[.*\n", rf"\g<0>\n{PLAYER}\n", text, count=1, flags=re.MULTILINE)
+            text = text.replace("\n## ", f"\n{PLAYER}\n\n## ", 1)
         target.write_text(text, encoding="utf-8")
 
 
@@ -132,21 +131,10 @@ def change(notebook: dict[str, Any], page: str, beside: Path) -> None:
 def run(folder: Path, builder: str, language: str) -> int:
     """Sphinx's exit status; a warning is an error. From `folder`/pages into `folder`/`language`/`builder`."""
     pages, work = folder / "pages", folder / language
-    settings = {
-        "html_extra_path": [str(pages / "extra")],
-        "locale_dirs": [str(folder / "locale")],
-        "language": language,
-    }
-    said = sys.stderr if builder == "html" else None  # the templates are of some pages only, whose links lead nowhere
-    with docutils_namespace():
-        app = Sphinx(
-            *(pages, HERE, work / builder, work / "doctrees", builder, settings),
-            status=None,
-            warning=said,
-            warningiserror=True,
-        )
-        app.build()
-    return app.statuscode
+    settings = {"html_extra_path": pages / "extra", "locale_dirs": folder / "locale", "language": language}
+    said = "-qW" if builder == "html" else "-Q"  # the templates are of some pages only, whose links lead nowhere
+    where = [f"-b{builder}", f"-c{HERE}", f"-d{work / 'doctrees'}", str(pages), str(work / builder)]
+    return build_main([said, *(f"-D{name}={value}" for name, value in settings.items()), *where])
 
 
 def templates(folder: Path) -> Path:

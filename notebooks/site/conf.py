@@ -12,6 +12,7 @@ from myst_nb.sphinx_ import Parser
 from myst_parser.mdit_to_docutils.base import default_slugify as slug
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.search.en import SearchEnglish
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
@@ -21,9 +22,13 @@ LOCALE = ROOT / "notebooks" / "locale"
 PO = LOCALE / "zh_CN" / "LC_MESSAGES"
 # The pages with a catalogue: a test compares it with their texts.
 TRANSLATED = sorted(path.relative_to(PO).with_suffix("").as_posix() for path in PO.rglob("*.po"))
-TIME = re.compile(r'\*\*Time:\*\*[\s\\n",]*([0-9]+) minutes')  # in a notebook's JSON, where a line may end before it
+TIME = re.compile(r'\*\*Time:\*\*[\s\\n",]*([0-9]+)[\s\\n",]+minutes')  # in a notebook's JSON, with ends of lines
 WORDS_PER_MINUTE = 200
 WORD = re.compile(r"^\| (?!word \||---)(.+?) \| (.+?) \|", re.MULTILINE)
+# Words of the glossary that texts use too often in another sense.
+EVERYDAY = {"block", "key", "page", "reader", "replay", "run", "session", "state", "step", "ticks", "turn", "value"}
+SUBJECT = re.compile(r"\[\d\d (.+?)\]\((\w+)\.ipynb\)")  # of a notebook, in the list of them
+SPLIT = r"(?=([\u4e00-\u9fff]{2}))|[a-zA-Z0-9_]+"
 RUN = ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt -e .", ".venv/bin/jupyter lab {}")
 TEXTS = {  # of the line above each page: minutes, the way to run it, and the other language: its name, code and place
     "en": ("{} min", "Run this notebook", "In a clone of the repository:", "中文", "zh-CN", "zh/"),
@@ -52,7 +57,7 @@ html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_copyright = False
-html_search_language = "en"  # Chinese words are found, too; Sphinx's own search for them needs jieba
+html_search_language = "zh"  # SearchChinese, below: English words are found, too
 
 
 def source_of(docname: str) -> str:
@@ -95,8 +100,9 @@ class Links(SphinxTransform):
                 node.replace_self(nodes.reference("", "", *node.children, refuri=uri))
 
 
-class FirstUses(SphinxTransform):
-    """In a page's text, the first use of each of the glossary's words leads to its meaning there."""
+class Words(SphinxTransform):
+    """The search knows a notebook's subject and the glossary's words. In a page's text, the first use of such a word leads
+    to its meaning."""
 
     default_priority = 31
 
@@ -107,21 +113,26 @@ class FirstUses(SphinxTransform):
             for words, meaning in WORD.findall((ROOT / f"{glossary}.md").read_text(encoding="utf-8"))
             for name in words.split(", ")
         }
+        subjects = SUBJECT.findall((ROOT / "notebooks/README.md").read_text(encoding="utf-8"))
+        known = [(name, "") for name, page in subjects if docname == f"notebooks/{page}"]
         if docname == glossary:
             for row in self.document.findall(nodes.row):
                 row["ids"] = [f"word-{slug(row.children[0].astext())}"]
+            known = [(name, f"word-{target}") for name, (target, _) in words.items()]
+        self.document += addnodes.index(entries=[("single", *each, "main", None) for each in known])
+        if docname == glossary:
             return
         if not docname.startswith("notebooks/") and docname != "index":
             return
         seen = set[str]()
-        names = sorted(words, key=len, reverse=True)
-        pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?=(?:s|es)?(?![\w-]))")
+        names = sorted(words.keys() - EVERYDAY, key=len, reverse=True)
+        pattern = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?:s|es)?(?![\w-])")
         for text in list(self.document.findall(nodes.Text)):
             if not isinstance(text.parent, nodes.paragraph):
                 continue
             parts, end = list[nodes.Node](), 0
             for found in pattern.finditer(text):
-                target, meaning = words[found[0]]
+                target, meaning = words[found[1]]
                 if target in seen:
                     continue
                 seen.add(target)
@@ -131,6 +142,18 @@ class FirstUses(SphinxTransform):
                 end = found.end()
             if parts:
                 text.parent.replace(text, [*parts, nodes.Text(text[end:])])
+
+
+class SearchChinese(SearchEnglish):
+    """Each two Chinese characters that are side by side are a word, in pages and in queries."""
+
+    lang = "zh"
+    js_splitter_code = (
+        f"var splitQuery = (query) => [...query.matchAll(/{SPLIT}/g)].map((found) => found[1] ?? found[0]);"
+    )
+
+    def split(self, input: str) -> list[str]:
+        return [found[1] or found[0] for found in re.finditer(SPLIT, input)]
 
 
 class Markdown(SphinxDirective):
@@ -173,7 +196,8 @@ def finish(app: Sphinx, docname: str, template: str, context: dict[str, Any], do
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(Links)
-    app.add_transform(FirstUses)
+    app.add_transform(Words)
+    app.add_search_language(SearchChinese)
     app.add_directive("markdown", Markdown)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
     app.connect("autodoc-process-docstring", as_markdown)

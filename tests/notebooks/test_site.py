@@ -21,14 +21,14 @@ from babel.messages import pofile
 from bs4 import BeautifulSoup
 
 from notebooks.site.__main__ import run, templates
-from notebooks.site.conf import PO, ROOT, TRANSLATED
+from notebooks.site.conf import PO, ROOT, TIME, TRANSLATED
 from tests.helpers.chromium import LAPTOP, PHONE, axe_findings, device, needs_axe
 from tests.helpers.waiting import until
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::PendingDeprecationWarning:myst_parser")]
 MOST_BYTES = 1_500_000  # of a page with its scripts and styles, before pictures
 LOOKED_AT = (
     *(
@@ -95,7 +95,8 @@ def test_everything_is_there(pages: dict[str, BeautifulSoup]) -> None:
     assert names | {"index", "notebooks/short_way", "notebooks/glossary", "notebooks/site/api"} <= pages.keys()
     for name in pages.keys() & names:
         (place,) = pages[name].select(".about a[href*='/blob/main/']")
-        assert (ROOT / place.text).is_file(), name
+        text = (ROOT / place.text).read_text(encoding="utf-8")
+        assert "**Time:**" not in text or TIME.search(text), name
         assert not place.text.endswith(".ipynb") or place.text in pages[name].select_one("details.run pre").text
         assert pages[name].select(".next-page, .prev-page"), name
     assert {frame["src"] for frame in pages["index"].select("iframe")} == {"data/trace/example.html"}
@@ -218,11 +219,17 @@ def test_a_figure_loads_when_it_is_scrolled_to_and_is_as_high_as_it_must(address
 
 
 def test_search_finds_words_of_both_languages(address: str, browser: "Chrome") -> None:
-    browser.get(f"{address}/search.html?q=eviction")
-    first = until(
-        lambda: browser.execute_script("return document.querySelector('#search-results li a')?.href"), "a result"
-    )
-    assert first.startswith(address)
+    wanted = {
+        "search.html?q=radix cache": "notebooks/08_radix_cache.html",
+        "search.html?q=eviction": "",
+        "search.html?q=goodput": "notebooks/glossary.html#word-goodput",
+        "zh/search.html?q=内存": "zh/notebooks/05_memory_pools.html",
+    }
+    results = "return [...document.querySelectorAll('#search-results li a')].map((link) => link.href)"
+    for query, page in wanted.items():
+        browser.get(f"{address}/{query}")
+        found = until(lambda: browser.execute_script(results), query)
+        assert any(url.startswith(f"{address}/{page}") for url in found[:3]), query
 
 
 @needs_axe

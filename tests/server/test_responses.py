@@ -196,6 +196,8 @@ def test_a_call_that_is_cut_off_is_incomplete(agent: Running) -> None:
     assert {item["status"] for item in made["output"][:-1]} == {"completed"}
     whole = agent.post(RESPONSES, {**ASKED, "max_output_tokens": 9}).json()
     assert whole["output"][-1]["status"] == "completed", "its JSON is whole"
+    stopped = agent.post(RESPONSES, {**ASKED, "stop": ARGUMENTS[-6:]}).json()
+    assert (stopped["status"], stopped["output"][-1]["status"]) == ("completed", "incomplete"), "nobody may call it"
 
 
 @pytest.mark.parametrize("way", ["items", "previous", "references", "sealed"])

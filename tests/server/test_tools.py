@@ -202,8 +202,8 @@ ROME = OSLO.replace("Oslo", "Rome")
 
 def scripted(tmp_path: Path, script: list[str], special: tuple[str, ...] = (), named: bool = False) -> Any:
     """A server whose model writes `script`; `special`: which tags are special tokens."""
-    added = ("<|im_start|>", *ALL_TAGS)
-    path = make(tmp_path / "model", script, QWEN, added, ("<|im_start|>", *special), named)
+    added = ("<|im_start|>", "<pad>", *ALL_TAGS)
+    path = make(tmp_path / "model", script, QWEN, added, ("<|im_start|>", "<pad>", *special), named)
     return patient_app(LLM(path, max_total_tokens=1024))
 
 
@@ -249,9 +249,9 @@ def answered(app: Any, stream: bool, **more: Any) -> tuple[str, str, list[str], 
 def test_tags_may_be_special_tokens(tmp_path: Path, stream: bool, special: tuple[str, ...]) -> None:
     """The parser sees them all, the client none."""
     script = ["<think>", "Hm ", "</think>", "Look. ", "<tool_call>", OSLO, "</tool_call>"]
-    script += ["<|im_start|>", "Bye"]  # a special token that is no tag
+    script += ["<|im_start|>", "Bye <", "pad>"]  # a special token that is no tag, and HTML that could be one
     *found, _ = answered(scripted(tmp_path, script, special), stream)
-    assert found == ["Hm ", "Look. Bye", ['{"city": "Oslo"}'], "tool_calls"]
+    assert found == ["Hm ", "Look. Bye <pad>", ['{"city": "Oslo"}'], "tool_calls"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

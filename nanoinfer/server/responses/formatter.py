@@ -93,7 +93,7 @@ class ResponsesFormatter(ResponseFormatter):
         if self._top_logprobs is not None and part.logprobs:
             of_text = [entry for entry in part.logprobs if self.names[next(iter(entry))].is_text]
             self._logprobs += chat_logprobs(self.names, of_text, self._top_logprobs)["content"]
-        events = "".join([self._add(each, reason) for each in self._parser.read(part.text, reason is not None)])
+        events = "".join([self._add(each) for each in self._parser.read(part.text, reason is not None)])
         if reason is not None:
             self._reason = reason
             if not self._output:
@@ -101,7 +101,7 @@ class ResponsesFormatter(ResponseFormatter):
             events += self._end(self._status)
         return events
 
-    def _add(self, part: Part, reason: str | None) -> str:
+    def _add(self, part: Part) -> str:
         if isinstance(part, Text):
             return self._add_text("message", part.text)
         if isinstance(part, Reasoning):
@@ -110,8 +110,7 @@ class ResponsesFormatter(ResponseFormatter):
             return self._begin_call(part.name, part.id)
         if isinstance(part, Arguments):
             return self._add_arguments(part.text)
-        is_cut = reason == "length" and not is_json(self._output[-1]["arguments"])
-        return self._end("incomplete" if is_cut else "completed")
+        return self._end("completed" if is_json(self._output[-1]["arguments"]) else "incomplete")
 
     @property
     def _status(self) -> str:

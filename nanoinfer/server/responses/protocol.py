@@ -58,7 +58,7 @@ class TextPart(Strict):
     text: str
     citations: Annotated[Items[Any] | None, Field(exclude=True)] = None
     annotations: Annotated[Items[Any] | None, Field(exclude=True)] = None
-    logprobs: Annotated[Items[Any] | None, Field(exclude=True)] = None
+    logprobs: Annotated[list[Any] | None, Field(exclude=True)] = None  # one per token: there may be more than Items
 
 
 class RefusalPart(Strict):

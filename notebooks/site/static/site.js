@@ -10,7 +10,7 @@ for (const frame of document.querySelectorAll("iframe")) {
 }
 // For the keyboard, and for those who only hear the page.
 const reach = () => {
-  for (const each of document.querySelectorAll("pre, .table-wrapper")) {
+  for (const each of document.querySelectorAll("pre, .table-wrapper, .math-wrapper")) {
     if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
     else each.removeAttribute("tabindex");
   }

@@ -1,6 +1,7 @@
 """What the interactive figures of the engine show is what an engine did: compared with the engine's own counts, and with a
 second, separate run whose engine is looked at directly. The saved pages show what it does now."""
 
+import dataclasses
 import html
 import itertools
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM
+from nanoinfer.model.random_model import random_model
 from notebooks.course.explore import (
     batching,
     block_slots,
@@ -83,9 +85,12 @@ def test_no_setting_changes_a_text(recorded: Recorded) -> None:
 # --- batching --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # thirty recorded runs
-def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(recorded: Recorded) -> None:
-    figure, runs = recorded(batching.batching), recorded(batching.record_batching)
+def test_a_group_takes_as_many_passes_as_its_longest_and_a_changing_batch_fewer(story: LLM) -> None:
+    """In a tiny model, since tokens change no length."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    model = random_model(vocab_size=story.model.config.vocab_size, **sizes)
+    tiny: Any = type("Tiny", (), {"model": dataclasses.replace(model, tokenizer=story.tokenizer)})
+    figure, runs = batching.batching(tiny), batching.record_batching(tiny)
     for i, long in enumerate(batching.LONG):
         for j, rows in enumerate(batching.ROWS):
             groups = [batching.wanted(long)[k : k + rows] for k in range(0, 12, rows)]
