@@ -25,7 +25,7 @@ from notebooks.course.explore.interactive_figure import InteractiveFigure
 from notebooks.course.explore.panels.base import Bars, Numbers
 from notebooks.course.explore.panels.cells import Cells
 from notebooks.course.explore.panels.lanes import Lanes
-from notebooks.course.explore.runs import Run, moments
+from notebooks.course.explore.runs import moments
 from notebooks.tools.files import ROOT, read
 from tests.tools.pages.conftest import Recorded
 
@@ -52,10 +52,6 @@ def shown_numbers(figure: InteractiveFigure, indices: tuple[int, ...]) -> dict[s
     return {each.name: each.value for each in panel(figure, indices, Numbers).numbers}
 
 
-def texts(run: Run) -> list[str]:
-    return [run.trace.text(i) for i in range(len(run.trace.requests))]
-
-
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -72,12 +68,6 @@ def test_every_moment_of_a_run_has_the_counts_of_the_engine(recorded: Recorded) 
             assert sum(moment.held.values()) == stats.request_slots
             assert (evicted, retracted) == (stats.evicted_tokens, stats.retractions)
             assert moment.free + moment.unlocked + moment.locked + sum(moment.held.values()) == stats.total_slots
-
-
-def test_no_setting_changes_a_text(recorded: Recorded) -> None:
-    first, *others = (texts(run) for run in recorded(pool_sizes.record_pool_sizes).values())
-    assert all(first)
-    assert all(other == first for other in others)
 
 
 # --- batching --------------------------------------------------------------------------------------------------------
