@@ -211,7 +211,7 @@ def test_a_figure_loads_when_it_is_scrolled_to_and_is_as_high_as_it_must(address
                     const frame = document.querySelector("iframe");
                     frame.scrollIntoView();
                     const page = frame.contentDocument.documentElement;
-                    return page.querySelector("main") && page.scrollHeight === page.clientHeight;"""),
+                    return page?.querySelector("main") && page.scrollHeight === page.clientHeight;"""),
                 "the figure at its height",
             )
             query = "frames[0].matchMedia('(prefers-color-scheme: dark)').matches"
