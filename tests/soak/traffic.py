@@ -1,9 +1,10 @@
 """Mixed traffic against a server in a process of its own, and a SIGTERM at the end.
 
 `python -m tests.soak.traffic --minutes 30`; an episode of the soak's kind `server` takes half a minute. Clients of all
-kinds work side by side: whole answers and streams, several choices, grammars, adapters that come and go, deadlines that
-pass; clients that go in the middle, read late or nothing, cut their request off, ask for nonsense; pages that watch, load
-balancers that ask for its health, and connections that are opened and dropped. random_requests.py has what they ask for.
+kinds work side by side: whole answers and streams, several choices, grammars, tools, thoughts, adapters that come and go,
+deadlines that pass; clients that go in the middle, read late or nothing, cut their request off, ask for nonsense; pages
+that watch, load balancers that ask for its health, and connections that are opened and dropped. random_requests.py has
+what they ask for.
 
 Each request has one of these ends, and each is counted: answered, refused (with a status that says why), ended by an
 error in its stream, or left by its client. Equal questions have equal answers, and grammars are kept. Whatever else
