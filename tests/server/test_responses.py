@@ -244,7 +244,7 @@ def test_a_loop_with_a_tool(agents_client: openai.OpenAI, way: str, stream: bool
         ({"type": "function", "name": "weather"}, {"weather"}),
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "time"}]}, {"time"}),
     ],
-    ids=str,
+    ids=["required", "named", "allowed"],
 )
 def test_what_must_be_called_is_called(agent: Running, choice: Any, names: set[str]) -> None:
     body = {**ASKED, "tools": [TOOL, OTHER], "tool_choice": choice, "temperature": 1.5, "seed": 1}

@@ -6,6 +6,7 @@ What reads with it is a generator: it yields where it waits for the next piece, 
 import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -170,10 +171,11 @@ class Cursor:
 
     def until(self, tags: Collection[str], add: Callable[[str], None]) -> Reads[str]:
         """Hand on what comes before the first of `tags`, as it comes, and read the tag. Empty without one: at the end."""
-        pattern = re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))) or "(?!)")
+        pattern, beginnings, longest = _finder(frozenset(tags))
         while (found := pattern.search(self.text, self.at)) is None:
             rest = self.text[self.at :]
-            certain = len(rest) if self.is_last else len(rest) - max((overlap(rest, tag) for tag in tags), default=0)
+            held = next((n for n in range(min(len(rest), longest), 0, -1) if rest[-n:] in beginnings), 0)
+            certain = len(rest) - (0 if self.is_last else held)
             self.at += certain
             add(rest[:certain])
             self.forget()
@@ -183,6 +185,15 @@ class Cursor:
         self.at = found.end()
         add(before)
         return found[0]
+
+
+@lru_cache(maxsize=64)
+def _finder(tags: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """What finds the first of `tags`, all that may begin one, and the longest of these. There may be hundreds of tags: all
+    special tokens of a model."""
+    pattern = re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))) or "(?!)")
+    beginnings = frozenset(tag[:n] for tag in tags for n in range(1, len(tag)))
+    return pattern, beginnings, max(map(len, beginnings), default=0)
 
 
 def overlap(text: str, wanted: str) -> int:
