@@ -1,7 +1,8 @@
 """Engines over a model that tests let through pass by pass; LLMs and AsyncEngines around them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +57,15 @@ def with_barrier(open_at_once: bool = True, **options: Any) -> tuple[Engine, Pas
     barrier = PassBarrier(engine.model_runner.model, open_at_once)
     engine.model_runner.model = barrier
     return engine, barrier
+
+
+@asynccontextmanager
+async def with_front(open_at_once: bool = True, **options: Any) -> AsyncIterator[tuple[AsyncEngine, PassBarrier]]:
+    """An AsyncEngine over an engine with a barrier; at the end, nothing is left of any request."""
+    engine, barrier = with_barrier(open_at_once, **options)
+    async with AsyncEngine(engine) as front:
+        yield front, barrier
+    assert_all_free(engine)
 
 
 def llm_around(engine: Engine) -> LLM:
