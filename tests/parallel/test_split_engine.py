@@ -51,15 +51,6 @@ def test_whatever_the_engine_does_the_tokens_stay(option: str, checkpoint: Check
         assert llm.engine.stats()["capture"] == "no (the model is split over 2 processes)"
 
 
-def test_a_draft_model_is_not_split(checkpoint: Checkpoint) -> None:
-    path, drafter = checkpoint("llama"), checkpoint("llama", num_hidden_layers=1)
-    options = {**WHOLE, "drafter": "model", "draft_model": drafter, "adaptive_drafts": False}
-    wanted = served(LLM(path, **options))
-    with split_llm(path, 2, **options) as llm:
-        assert_same(served(llm), wanted)
-        assert llm.engine.stats()["drafted_tokens"] > 0
-
-
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_gets_the_same_bits_in_any_company(dtype: str, quantization: str | None, checkpoint: Checkpoint) -> None:
