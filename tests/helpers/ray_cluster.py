@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, prepare_environment, start_serve
@@ -93,45 +93,25 @@ class ThreeNodes:
 
 def kill_children() -> None:
     """Kill the processes of Ray that this process has started and that are left."""
-    for folder in Path("/proc").iterdir():
-        try:
-            if not folder.name.isdigit():
-                continue
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and "/ray/" in (folder / "cmdline").read_text():
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:  # it has ended meanwhile
-            continue
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "/ray/" in " ".join(child.cmdline()):
+                child.kill()
 
 
 @contextmanager
 def three_nodes(port: int | None = None) -> Iterator[ThreeNodes]:
-    """Three nodes, with Serve if there is a `port` for it to listen at."""
-    nodes = ThreeNodes()
-    try:
-        if port is not None:
-            start_serve(port=port)
-        yield nodes
-    finally:
-        nodes.shut_down()
-
-
-@contextmanager
-def three_nodes_or_skip(port: int | None = None) -> Iterator[ThreeNodes]:
-    """As `three_nodes`. Where Ray does not start, nothing is said about nanoinfer: the tests are skipped."""
+    """Three nodes, with Serve if there is a `port` for it to listen at. Where Ray does not start, nothing is said about
+    nanoinfer: the test is skipped."""
     with ExitStack() as stack:
         try:
-            nodes = stack.enter_context(three_nodes(port))
+            nodes = ThreeNodes()
+            stack.callback(nodes.shut_down)
+            if port is not None:
+                start_serve(port=port)
         except Exception as error:
             pytest.skip(f"Ray does not start here: {type(error).__name__}: {error}")
         yield nodes
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class Watcher:
