@@ -56,10 +56,6 @@ def files_called() -> Iterator[set[str]]:
         sys.setprofile(before)
 
 
-def test_every_file_that_the_section_names_exists() -> None:
-    assert [file for file in sorted(named()) if not (PACKAGE / file).is_file()] == []
-
-
 def test_a_request_on_the_plain_path_passes_through_no_file_that_the_section_does_not_name() -> None:
     engine = LLM("story", **PLAIN).engine
     with files_called() as files:

@@ -11,11 +11,11 @@ from PIL import ImageColor
 from nanoinfer import registry
 from nanoinfer.viz.palette import PHASE_STYLES, ROLES, owner_style
 from nanoinfer.viz.trace import Trace
+from tests.notebooks.test_notebooks import broken_links, text_of
 
 ROOT = Path(__file__).parent.parent.parent
 HANDBOOK = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "notebooks" / "handbook").glob("*.md"))]
 TESTED = ("README.md", *HANDBOOK)
-READMES = (*TESTED, "notebooks/README.md", "data/README.md", "data/bench/README.md", "tests/README.md")
 BLOCKS = [
     pytest.param(code, id=f"{name}, block {number}")
     for name in TESTED
@@ -45,18 +45,10 @@ def test_a_code_block_runs_as_it_stands(
     assert capsys.readouterr().out, "a block shows something"
 
 
-@pytest.mark.parametrize("name", READMES)
+@pytest.mark.parametrize("name", [*HANDBOOK, "data/README.md", "data/bench/README.md", "tests/README.md"])
 def test_links_lead_to_files_and_headings(name: str) -> None:
-    text = (ROOT / name).read_text()
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    for link in links:
-        path, _, anchor = link.partition("#")
-        there = (ROOT / name).parent / path if path else ROOT / name
-        assert there.exists(), link
-        headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else []
-        assert not anchor or anchor in [
-            re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings
-        ]
+    """The others' are tested with those of the notebooks."""
+    assert broken_links(ROOT / name, text_of(ROOT / name)) == []
 
 
 @pytest.mark.parametrize("page", TESTED[1:])
