@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from nanoinfer.outputs import RequestOutput, StreamPiece
+from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
 from nanoinfer.requests.tool_calls.reply import ReplyParser
 from nanoinfer.server.formatter import ResponseFormatter, reason_in
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs, prompt_logprobs
 from nanoinfer.server.protocol import ChatRequest
-from nanoinfer.server.replies import Replies
+from nanoinfer.server.replies import Replies, Reply
 from nanoinfer.server.request_parsing import Tools
 from nanoinfer.server.service import Service
 
@@ -53,8 +53,7 @@ class ChatFormatter(ResponseFormatter):
         events += "".join([self._delta(i, each) for each in deltas])
         self._replies.note(i, piece.token_ids, reason is not None)
         if reason is not None:
-            calls = self._parsers[i].calls if i in self._parsers else 0
-            ended = {"finish_reason": self._reason(reason, calls), "stop_reason": piece.stop_reason}
+            ended = {"finish_reason": self._reason(piece, self._parsers.get(i)), "stop_reason": piece.stop_reason}
             events += self._delta(i, {}, **ended, **at_end)
         return events
 
@@ -79,15 +78,18 @@ class ChatFormatter(ResponseFormatter):
     def usage(self, generation: Generation) -> dict[str, Any]:
         return super().usage(generation) | self._replies.usage()
 
-    def _reason(self, reason: str, calls: int) -> str:
-        """OpenAI's: a call that the client has named is no reason of its own."""
-        return "tool_calls" if calls and reason == "stop" and not self._tools.is_named else reason
+    def _reason(self, part: StreamPiece | CompletionOutput, reply: Reply | ReplyParser | None) -> str:
+        """OpenAI's: a call that the client has named is no reason of its own, nor one that a stop string has cut off."""
+        reason = str(part.finish_reason)
+        if reason != "stop" or reply is None or not reply.calls or self._tools.is_named:
+            return reason
+        return "tool_calls" if reply.is_whole or not isinstance(part.stop_reason, str) else reason
 
     def choice(self, i: int, output: RequestOutput, k: int) -> dict[str, Any]:
         completion = output.outputs[k]
         reply = self._replies.whole(completion.text)
         self._replies.note(i, completion.token_ids, has_ended=True)
-        reason = self._reason(str(completion.finish_reason), len(reply.calls))
+        reason = self._reason(completion, reply)
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if reply.reasoning:
             message |= _reasoning(reply.reasoning)

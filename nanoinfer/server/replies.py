@@ -25,11 +25,12 @@ class Call:
 
 @dataclass
 class Reply:
-    """A whole reply."""
+    """A whole reply. `is_whole`: of the last call (see CallEnd)."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    is_whole: bool = True
 
     def add(self, part: Part) -> None:
         """What comes next."""
@@ -41,6 +42,8 @@ class Reply:
             self.calls.append(Call(part.id, part.name))
         elif isinstance(part, Arguments):
             self.calls[part.index].arguments += part.text
+        else:
+            self.is_whole = part.is_whole
 
 
 class Replies:

@@ -1,6 +1,5 @@
 """What /v1/responses answers: output items, and the events that tell how they come to be."""
 
-import json
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -27,15 +26,6 @@ SAME = ("instructions", "previous_response_id", "max_output_tokens", "user", "sa
 SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 UNSET = ("completed_at", "error", "incomplete_details", "usage", "max_tool_calls")
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # an item with text → the type of its one part
-
-
-def is_json(text: str) -> bool:
-    """Whether arguments are whole."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 class ResponsesFormatter(ResponseFormatter):
@@ -110,7 +100,7 @@ class ResponsesFormatter(ResponseFormatter):
             return self._begin_call(part.name, part.id)
         if isinstance(part, Arguments):
             return self._add_arguments(part.text)
-        return self._end("completed" if is_json(self._output[-1]["arguments"]) else "incomplete")
+        return self._end("completed" if part.is_whole else "incomplete")
 
     @property
     def _status(self) -> str:
