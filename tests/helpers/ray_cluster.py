@@ -123,55 +123,34 @@ class Watcher:
 
     def names(self) -> list[str]:
         """The replicas that there are; waits until Serve has said so."""
-        until(lambda: bool(self._ask_any()), "an answer of a replica")
+        until(lambda: asyncio.run(self._links.describe(HANG_S)), "an answer of a replica")
         return sorted(self.fleet.replicas)
 
-    def _ask_any(self) -> Any:
-        async def ask() -> Any:
-            return await self._links.describe(HANG_S)
-
-        return asyncio.run(ask())
-
-    def visit(self, name: str, function: Callable[[Engine], Any]) -> Any:
+    def visit(self, name: str, function: Callable[[Engine], Any], seconds: float = HANG_S) -> Any:
         """What `function` returns in the engine's thread of this replica."""
+        return asyncio.run(self._links.ask("visit", Addressed(name, content=function), seconds))
 
-        async def ask() -> Any:
-            return await self._links.ask("visit", Addressed(name, content=function), HANG_S)
-
-        return asyncio.run(ask())
-
-    def tell_all(self, function: Callable[[Engine], Any], replicas: int = 2) -> None:
-        """`visit` every replica, once there are so many; those that have died do not count."""
+    def tell_all(self, function: Callable[[Engine], Any]) -> None:
+        """`visit` every replica, once there are two; those that have died do not count."""
 
         def told() -> bool:
             try:
-                return len([self.visit(name, function) for name in self.names()]) == replicas
+                return len([self.visit(name, function) for name in self.names()]) == 2
             except Exception:  # one has died, and Serve has not said so yet
                 return False
 
-        until(told, f"{replicas} replicas that can be told something")
+        until(told, "two replicas that can be told something")
 
     def send(self, name: str, function: Callable[[Engine], Any]) -> None:
         """As `visit`, for functions that never return."""
+        with suppress(Exception):  # the replica cannot answer any more
+            self.visit(name, function, 5)
 
-        async def ask() -> Any:
-            return await self._links.ask("visit", Addressed(name, content=function), 5)
-
-        try:
-            asyncio.run(ask())
-        except Exception:  # the replica cannot answer any more
-            return
-
-    def busy(self, least: int = 1) -> str:
-        """The name of a replica that runs at least so many requests; waits for one."""
-        found: list[str] = []
-
-        def look() -> bool:
-            found[:] = [name for name in self.names() if self.visit(name, running) >= least]
-            return bool(found)
-
-        until(look, f"a replica that runs {least} requests")
-        return found[0]
+    def busy(self) -> str:
+        """The name of a replica that runs requests; waits for one."""
+        return until(
+            lambda: next((each for each in self.names() if self.visit(each, running)), ""), "a replica at work"
+        )
 
 
 def running(engine: Engine) -> int:

@@ -11,7 +11,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -42,15 +41,6 @@ def data() -> Iterator[Scripts]:
 # --- texts to train on -----------------------------------------------------------------------------------------------
 
 
-def test_every_couplet_that_the_grammar_can_write_rhymes(data: Scripts) -> None:
-    verses, rhymes = data.verses, data.rhymes
-    slots = [slot for plot in verses.PLOTS for stanza in plot.paragraphs for slot in stanza]
-    written = [*(couplet for slot in slots for couplet in slot), *verses.ENDINGS]
-    written += [f"{verses.LIVED[0]} {end.format(he=he)}" for end in verses.WHERE for he in ("she", "he")]
-    assert len(written) > 60
-    assert [couplet for couplet in written if not rhymes.rhyme(*couplet.split("\n"))] == []
-
-
 @pytest.mark.parametrize("style", ["rhymes", "sea"])
 def test_documents_follow_from_the_seed_and_tell_of_whom_they_were_asked(data: Scripts, style: str) -> None:
     def draw(seed: int) -> list[dict[str, object]]:
@@ -65,28 +55,6 @@ def test_documents_follow_from_the_seed_and_tell_of_whom_they_were_asked(data: S
         assert (question["role"], answer["role"]) == ("user", "assistant")
         kind = re.search(r"about an? (\w+)", question["content"])[1]
         assert kind in answer["content"]
-
-
-# --- adapters --------------------------------------------------------------------------------------------------------
-
-
-def test_low_rank_layers_add_what_their_product_says_and_the_base_stays(data: Scripts, tmp_path: Path) -> None:
-    low_rank = data.low_rank
-    torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(6, 4, bias=False), "norm": torch.nn.LayerNorm(6)})
-    shape, x = low_rank.Shape(rank=2, alpha=6, modules=("q_proj",)), torch.randn(3, 6)
-    before, weight = model["q_proj"](x), model["q_proj"].weight
-    matrices = low_rank.attach(model, shape)
-    assert torch.equal(model["q_proj"](x), before), "B is zero"
-    a, b = matrices.values()
-    torch.nn.init.normal_(b)
-    torch.testing.assert_close(model["q_proj"](x), x @ (weight + 3 * b @ a).T)
-    model["q_proj"](x).sum().backward()
-    assert sum(parameter.requires_grad for parameter in model.parameters()) == 2
-    assert weight.grad is None
-    low_rank.save(matrices, shape, tmp_path / "made")
-    read = load_file(tmp_path / "made" / "adapter_model.safetensors")
-    assert all(torch.equal(read[name], matrix) for name, matrix in matrices.items())
 
 
 # --- the files of adapters -------------------------------------------------------------------------------------------
