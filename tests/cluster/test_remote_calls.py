@@ -19,7 +19,7 @@ from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullEr
 from nanoinfer.outputs import FinishReason, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import Clock
-from tests.helpers.waiting import HANG_S, run
+from tests.helpers.waiting import HANG_S, run, until_async
 
 PROMPT = [1, 5, 9, 12]
 Spoil = Callable[[Call, int, Answer], Answer | None]  # an answer of the attempt with this number; None: it is lost
@@ -48,10 +48,10 @@ class Answers:
 
 
 class FakeReplicas:
-    """One engine plays all replicas, replica 0, 1, 2 ... one after the other."""
+    """One engine plays all replicas, replica 0, 1, 2 ... one after the other. The first one may be `silent`."""
 
-    def __init__(self, engine: AsyncEngine, spoil: Spoil):
-        self._engine, self._spoil = engine, spoil
+    def __init__(self, engine: AsyncEngine, spoil: Spoil, silent: bool):
+        self._engine, self._spoil, self._silent = engine, spoil, silent
         self.fleet = self  # which is told of first tokens and ends
         self.calls: list[Call] = []
         self.answers: list[Answers] = []
@@ -60,7 +60,7 @@ class FakeReplicas:
     def generate(self, call: Call) -> Answers:
         number = len(self.calls)
         self.calls.append(call)
-        answers = answer_call(self._engine, call, f"replica {number}")
+        answers = answer_call(self._engine, call, f"replica {number}") if number or not self._silent else silence()
         self.answers.append(Answers(answers, lambda answer: self._spoil(call, number, answer)))
         return self.answers[-1]
 
@@ -79,15 +79,24 @@ def llm() -> LLM:
 Called = tuple[list[StreamPiece], RequestOutput, FakeReplicas]
 
 
-def called(request: Request, spoil: Spoil, most_moves: int = 4, replica_timeout_s: float = HANG_S) -> Called:
+async def silence() -> AsyncIterator[Answer]:
+    await asyncio.Event().wait()
+    yield Accepted("never")
+
+
+def called(request: Request, spoil: Spoil, most_moves: int = 4, silent: bool = False) -> Called:
     """Bring a request to its end; the error that it ends with is raised."""
 
     async def call_and_read() -> Called:
         async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
-            replicas = FakeReplicas(engine, spoil)
+            replicas = FakeReplicas(engine, spoil, silent)
             delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(7, request, "ingress", replicas, delivery, (HANG_S, replica_timeout_s, most_moves))
+            seconds = 0.05 if silent else HANG_S
+            call = RemoteCall(7, request, "ingress", replicas, delivery, (seconds, seconds, most_moves))
             task = asyncio.create_task(call.run())
+            if silent:
+                await until_async(lambda: replicas.calls, "the first replica's call")
+                call._silence_s = call._replica_timeout_s = HANG_S  # the others may take their time
             await call.accepted
             stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
             pieces = [piece async for piece in stream]
@@ -242,38 +251,10 @@ def test_a_request_that_is_lost_again_and_again_ends_with_a_sentence(llm: LLM) -
 
 
 def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
-    async def silent() -> tuple[list[StreamPiece], RequestOutput, int]:
-        async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
-            replicas = FakeReplicas(engine, lambda call, number, answer: answer)
-            first = replicas.generate
-
-            def generate(asked: Call) -> Any:
-                if not replicas.calls:
-                    replicas.calls.append(asked)
-                    return Silence()
-                call._silence_s = call._replica_timeout_s = HANG_S  # the others may take their time
-                return first(asked)
-
-            replicas.generate = generate  # type: ignore[method-assign]
-            delivery = Delivery(asyncio.get_running_loop())
-            call = RemoteCall(1, request, "ingress", replicas, delivery, (0.05, 0.05, 4))
-            task = asyncio.create_task(call.run())
-            stream = AsyncStream(delivery, 1, lambda delivery, keep: None)
-            pieces = [piece async for piece in stream]
-            await task
-            return pieces, stream.final, len(replicas.calls)
-
-    class Silence:
-        async def __anext__(self) -> Answer:
-            await asyncio.Event().wait()
-            return Accepted("never")
-
-        def cancel(self) -> None: ...
-
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, temperature=0))
-    pieces, output, calls = run(silent)
+    pieces, output, replicas = called(request, lambda call, number, answer: answer, silent=True)
     same(pieces, output, alone(llm, request))
-    assert calls == 2
+    assert len(replicas.calls) == 2
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Tokenizer files: what is read of them, and that a file which cannot be read, or what reading it needs, is named."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests import tokenizer_files
 from nanoinfer.requests.tokenizer import Tokenizer
+from tests.helpers.loading import sentencepiece_model
 
 STORY = resolve_model_path("story")
 # A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
@@ -112,25 +112,13 @@ def test_a_tokenizer_in_mistrals_own_format_is_called_so(tmp_path: Path) -> None
 
 def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:
     """SentencePiece itself is the oracle."""
-    sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf")
-    model = io.BytesIO()
     lines = [line for line in Path(__file__).read_text().splitlines() if line.strip()]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=500,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
+    model, oracle = sentencepiece_model(lines, 400)
     config = json.dumps({"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}).encode()
-    files = {"tokenizer__json": None, "tokenizer__model": model.getvalue(), "tokenizer_config__json": config}
+    files = {"tokenizer__json": None, "tokenizer__model": model, "tokenizer_config__json": config}
     tokenizer = Tokenizer.from_pretrained(story_files(tmp_path / "pieces", **files))
     assert tokenizer is not None
-    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     text = "Once upon a time: the tokenizer, é and 😀"
     assert tokenizer.encode(text) == oracle.encode(text)
     assert tokenizer.decode(oracle.encode(text)) == text
