@@ -57,7 +57,7 @@ class ToolUseBlock(Strict):
 
 
 class ToolResultBlock(Strict):
-    """What a tool has returned. `is_error` is not shown to the model: the content says it."""
+    """What a tool has returned. With `is_error`, the model reads "Error: " before it."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -191,5 +191,8 @@ def _items(message: InputMessage) -> list[Any]:
             written = json.dumps(block.input, ensure_ascii=False)
             items.append(FunctionCallItem(type="function_call", call_id=block.id, name=block.name, arguments=written))
         else:
-            items.append(FunctionCallOutputItem.model_construct(call_id=block.tool_use_id, output=block.content))
+            output = block.content
+            if block.is_error:
+                output = [TextPart(type="text", text=f"Error: {text_of(output)}")]
+            items.append(FunctionCallOutputItem.model_construct(call_id=block.tool_use_id, output=output))
     return items

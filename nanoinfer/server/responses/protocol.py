@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from nanoinfer.server.protocol import UNSUPPORTED, Items, Label, SamplingFields, StreamOptions, Strict
+from nanoinfer.server.protocol import UNSUPPORTED, Items, Label, SamplingFields, StreamOptions, Strict, without_search
 
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
@@ -207,7 +207,9 @@ class ResponsesRequest(SamplingFields):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[
+        Annotated[list[AnyTool], Field(fail_fast=True, max_length=128)] | None, BeforeValidator(without_search)
+    ] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
