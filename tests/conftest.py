@@ -95,6 +95,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs in an event loop of its own, until it hangs."""
+    from tests.helpers.waiting import run
+
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run(lambda: pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n`, the tests of a file run in one process, but each run of a notebook where there is room."""

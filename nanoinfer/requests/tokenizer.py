@@ -13,7 +13,6 @@ from nanoinfer.errors import ContextLengthError
 from nanoinfer.requests.chat import Messages, render_chat
 from nanoinfer.requests.gguf_header import SUFFIX
 from nanoinfer.requests.tokenizer_files import read_tokenizer_files
-from nanoinfer.requests.tool_calls.cursor import overlap
 from nanoinfer.requests.tool_calls.reply import ReplyParser, end_of_first_call
 
 TokenIds = Sequence[int] | np.ndarray
@@ -277,9 +276,14 @@ class IncrementalDetokenizer:
             at, length, self.stop_found = min(matches)
             self._held = ""
             return text[: at + length * self._include_stop]
-        keep = max(overlap(text, stop) for stop in self._stop)
+        keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def _overlap(text: str, wanted: str) -> int:
+    """How many of the last characters of `text` may begin `wanted`: the longest suffix that is a proper prefix of it."""
+    return next((n for n in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:n])), 0)
 
 
 def _certain(text: str) -> str:

@@ -45,7 +45,7 @@ class ChatFormatter(ChoicesFormatter):
             events += self._delta(i, delta, **more)
         events += "".join([self._delta(i, each) for each in deltas])
         if reason is not None:
-            ended = {"finish_reason": self._reason(i, reason), "stop_reason": piece.stop_reason}
+            ended = {"finish_reason": self._reason(i, piece), "stop_reason": piece.stop_reason}
             events += self._delta(i, {}, **ended, **at_end)
         return events
 
@@ -57,10 +57,12 @@ class ChatFormatter(ChoicesFormatter):
         details = {"completion_tokens_details": {"reasoning_tokens": self._replies.reasoning_tokens}}
         return super().usage(generation) | (details if self._replies.reasoning is not None else {})
 
-    def _reason(self, i: int, reason: str) -> str:
-        """OpenAI's: a call that the client has named is no reason of its own."""
-        is_call = reason == "stop" and self._replies.has_calls(i) and not self.request.tools.is_named
-        return "tool_calls" if is_call else reason
+    def _reason(self, i: int, part: StreamPiece | CompletionOutput) -> str:
+        """OpenAI's: a call that the client has named is no reason of its own, nor one that a stop string has cut off."""
+        reply, reason = self._replies.parsers[i], str(part.finish_reason)
+        if reason != "stop" or not reply.calls or self.request.tools.is_named:
+            return reason
+        return "tool_calls" if reply.is_whole or not isinstance(part.stop_reason, str) else reason
 
     def choice(self, i: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
@@ -73,7 +75,7 @@ class ChatFormatter(ChoicesFormatter):
                 message |= {name: message.get(name, "") + text for name, text in _delta_of(part).items()}
         if "tool_calls" in message:
             message["content"] = message["content"] or None
-        reason, logprobs = self._reason(i, str(completion.finish_reason)), None
+        reason, logprobs = self._reason(i, completion), None
         if self.top_logprobs is not None:
             logprobs = chat_logprobs(self.names, completion.logprobs or [], self.top_logprobs)
         ended = {"logprobs": logprobs, "finish_reason": reason, "stop_reason": completion.stop_reason}

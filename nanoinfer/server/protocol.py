@@ -126,6 +126,17 @@ def _note_ignored(name: str) -> None:
         logger.warning("ignored: the field %r, which means nothing here", shown(name))
 
 
+def without_search(tools: Any) -> Any:
+    """Tools without OpenAI's own search, where a client offers it among others, as Codex does: the model would not call it.
+    By itself it is asked for, and stays, to be refused."""
+    if not isinstance(tools, list):
+        return tools
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") == "web_search")]
+    if kept and len(kept) < len(tools):
+        _note_ignored("tools: web_search")
+    return kept or tools
+
+
 class Strict(BaseModel):
     """A body, or part of one. Nothing is converted ("1" is no number; 1 is one, too, where 1.0 is expected). `unsupported`:
     fields that are refused, unless they are null, or have one of these values, of the same type. `ignored`: those that many

@@ -13,7 +13,7 @@ from nanoinfer.server.service import Service
 
 class Replies:
     """Those to one request. `reasoning`: how the model marks its thoughts; None if it has none. `reasoning_tokens`: of the
-    choices that have ended."""
+    choices that have ended. `parsers`: what reads each choice."""
 
     def __init__(self, service: Service, request: GenerationRequest):
         self._tokenizer, tools, hidden = service.tokenizer, request.tools, request.hidden_tokens
@@ -21,11 +21,10 @@ class Replies:
         reasoning = self.reasoning = reasoning_of(self._tokenizer)
         state = None if reasoning is None else reasoning.state(self._tokenizer, request.prompts[0])
         is_thinking = self._is_thinking = state == "open"
-        # By choice: what reads it, and its tokens so far.
-        self._parsers = defaultdict[int, ReplyParser](
+        self.parsers = defaultdict[int, ReplyParser](
             lambda: ReplyParser(call_format, reasoning, is_thinking, hidden, tools.schemas)
         )
-        self._token_ids = defaultdict[int, list[int]](list)
+        self._token_ids = defaultdict[int, list[int]](list)  # of each choice so far
         self._is_plain = call_format is None and reasoning is None
         self.reasoning_tokens = 0
 
@@ -39,8 +38,4 @@ class Replies:
             if has_ended:
                 ids = self._token_ids.pop(i)
                 self.reasoning_tokens += self.reasoning.count_tokens(self._tokenizer, ids, self._is_thinking)
-        return self._parsers[i].read(piece.text, has_ended)
-
-    def has_calls(self, i: int) -> bool:
-        """Whether choice `i` has called something so far."""
-        return self._parsers[i].calls > 0
+        return self.parsers[i].read(piece.text, has_ended)

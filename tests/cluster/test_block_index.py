@@ -44,39 +44,12 @@ def matches(index: BlockIndex, *hashes: int) -> dict[int, int]:
     return found
 
 
-def test_a_gap_is_noticed_and_a_snapshot_mends_it() -> None:
-    index = an_index("a")
-    assert index.note_events("a", batch(0, stored(1, 2)))
-    assert not index.note_events("a", batch(2, stored(3)))
-    assert matches(index, 1, 2, 3) == {1: 2}
-    index.note_snapshot("a", Snapshot(3, [stored(1), stored(5, parent=1)], "s"))
-    assert matches(index, 1, 5) == {1: 2}
-    assert matches(index, 1, 2) == {1: 1}
-    assert index.note_events("a", batch(2, stored(3)))  # late, and in the snapshot already
-    assert index.num_blocks("a") == 2
-    assert index.note_events("a", batch(3, stored(3, parent=5)))
-    assert matches(index, 1, 5, 3) == {1: 3}
-
-
 def test_a_late_snapshot_does_not_undo_what_came_after_it() -> None:
     index = an_index("a")
     for seq in range(3):
         assert index.note_events("a", batch(seq, stored(seq)))
     index.note_snapshot("a", Snapshot(1, [stored(0)], "s"))
     assert index.num_blocks("a") == 3
-
-
-def test_a_replica_that_starts_again_is_noticed_even_if_its_numbers_fit() -> None:
-    index = an_index("a")
-    assert index.note_events("a", batch(0, stored(1)))
-    assert not index.note_events("a", batch(1, stored(2), source="again"))
-    assert index.num_blocks("a") == 0
-    index.note_snapshot("a", Snapshot(2, [stored(2)], "again"))
-    assert index.note_events("a", batch(2, stored(3, parent=2), source="again"))
-    assert matches(index, 2, 3) == {1: 2}
-    assert index.note_events("a", batch(0, stored(8), source="third"))  # from its beginning on
-    assert matches(index, 8) == {1: 1}
-    assert index.num_blocks("a") == 1
 
 
 def test_no_replica_fills_more_than_its_share_of_memory() -> None:
@@ -100,47 +73,52 @@ def test_another_block_size_is_refused_and_changes_nothing() -> None:
     assert index.note_events("a", batch(0, stored(1)))
 
 
-events = st.one_of(
-    st.builds(lambda blocks: stored(*blocks), st.lists(st.integers(0, 8), max_size=4, unique=True)),
-    st.builds(BlockRemoved, st.lists(st.integers(0, 8), max_size=4, unique=True)),
+MEDIA = (GPU, CPU, DISK)
+BLOCKS = st.lists(st.integers(0, 8), max_size=4, unique=True)
+EVENTS = st.one_of(
+    st.builds(lambda blocks, medium: stored(*blocks, medium=medium), BLOCKS, st.sampled_from(MEDIA)),
+    st.builds(BlockRemoved, BLOCKS, st.sampled_from(MEDIA)),
     st.just(AllBlocksCleared()),
 )
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.lists(events, max_size=3)), max_size=25),
+    st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=3)), max_size=25),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=25),
     st.permutations(range(9)),
 )
-@settings(max_examples=100)
+@settings(max_examples=200)
 def test_deliveries_in_any_order_come_to_what_the_replicas_hold(
     steps: Sequence[tuple[int, list[BlockEvent]]], deliveries: Sequence[tuple[int, int]], prompt: Sequence[int]
 ) -> None:
     """Batches are delivered in any order, repeatedly or never, with snapshots in between; then all of them in order."""
-    index, held = an_index("0", "1", "2"), [set[int](), set[int](), set[int]()]
+    index, held = an_index("0", "1", "2"), [{medium: set[int]() for medium in MEDIA} for _ in range(3)]
     sent: list[list[EventBatch]] = [[], [], []]
     for replica, changes in steps:
         for event in changes:
             if isinstance(event, BlockStored):
-                held[replica] |= set(event.block_hashes)
+                held[replica][event.medium] |= set(event.block_hashes)
             elif isinstance(event, BlockRemoved):
-                held[replica] -= set(event.block_hashes)
+                held[replica][event.medium] -= set(event.block_hashes)
             else:
-                held[replica].clear()
+                held[replica][GPU].clear()
         sent[replica].append(batch(len(sent[replica]), *changes))
     for replica, seq in deliveries:
         if seq < len(sent[replica]) and not index.note_events(str(replica), sent[replica][seq]) and seq % 2:
-            everything = [stored(*held[replica])]
+            everything = [stored(*blocks, medium=medium) for medium, blocks in held[replica].items()]
             index.note_snapshot(str(replica), Snapshot(len(sent[replica]), everything, "s"))
     for replica, batches in enumerate(sent):
         for each in batches:
             assert index.note_events(str(replica), each)
-    expected: dict[int, int] = {}
-    for replica in range(3):
-        assert index.num_blocks(str(replica)) == len(held[replica])
-        count = next((i for i, block in enumerate(prompt) if block not in held[replica]), len(prompt))
-        if count:
+    expected, masks = dict[int, int](), ({}, {})
+    for replica, media in enumerate(held):
+        for medium, blocks in media.items():
+            assert index.num_blocks(str(replica), medium) == len(blocks)
+            of_medium = masks[medium != GPU]
+            of_medium |= {block: of_medium.get(block, 0) | 1 << replica for block in blocks}
+        if count := next((i for i, block in enumerate(prompt) if block not in media[GPU]), len(prompt)):
             expected[1 << replica] = count
+    assert (index.sets.masks, index.below.masks) == masks
     found = {bit: n for n, bits in matched_blocks(prompt, index.sets)[::-1] for bit in (1, 2, 4) if bits & bit}
     assert found == expected
 
@@ -228,35 +206,3 @@ def test_each_medium_has_its_own_bound() -> None:
     index = an_index("a", max_blocks=2)
     index.note_events("a", batch(0, stored(1, 2, 3, medium=DISK), stored(1, 2)))
     assert (index.num_blocks("a"), index.num_blocks("a", DISK), index.left_out) == (2, 2, 1)
-
-
-BLOCKS = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True)
-MEDIA = st.sampled_from([GPU, CPU, DISK])
-EVENTS = st.one_of(
-    st.builds(lambda blocks, medium: stored(*blocks, medium=medium), BLOCKS, MEDIA),
-    st.builds(BlockRemoved, BLOCKS, MEDIA),
-    st.just(AllBlocksCleared()),
-)
-
-
-@given(st.lists(st.tuples(st.booleans(), EVENTS), max_size=25))
-def test_an_index_is_a_set_per_replica_and_medium(steps: list[tuple[bool, BlockEvent]]) -> None:
-    index = an_index("a", "b")
-    held = {name: {medium: set[int]() for medium in (GPU, CPU, DISK)} for name in "ab"}
-    seqs = {"a": 0, "b": 0}
-    for is_b, event in steps:
-        name = "ab"[is_b]
-        if isinstance(event, AllBlocksCleared):
-            held[name][GPU].clear()
-        elif isinstance(event, BlockStored):
-            held[name][event.medium] |= set(event.block_hashes)
-        else:
-            held[name][event.medium] -= set(event.block_hashes)
-        assert index.note_events(name, batch(seqs[name], event))
-        seqs[name] += 1
-    for sets, media in ((index.sets, {GPU}), (index.below, {CPU, DISK})):
-        expected = dict[int, int]()
-        for i, name in enumerate("ab"):
-            for block in set().union(*(held[name][medium] for medium in media)):
-                expected[block] = expected.get(block, 0) | 1 << i
-        assert sets.masks == expected

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from nanoinfer.cache.block_events import BlockStored, EventBatch, block_hashes
+from nanoinfer.cache.block_events import EventBatch, block_hashes
 from nanoinfer.cluster import PrefixHash, PrefixRouter
 from nanoinfer.cluster.policy import rendezvous, salt
 from nanoinfer.errors import NoReplicaError, UnknownReplicaError
@@ -31,19 +31,6 @@ def test_a_cached_prefix_wins_until_its_queue_is_longer_than_its_prefill() -> No
     assert policy.in_flight("warm") == chosen.count("warm")
 
 
-def test_adapters_and_keys_are_told_apart() -> None:
-    policy = PrefixRouter(COSTS, clock=lambda: 0.0)
-    for name in "abcdefgh":
-        policy.add_replica(name)
-    prompt = tokens_of(1, 320)
-    hashes = block_hashes(prompt, 16, "mine", "sea")
-    policy.note_events("c", EventBatch(0, 0.0, [BlockStored(hashes, None, prompt, 16, 1, "sea")], "s"))
-    assert policy.choose(request("0", prompt, extra_key="mine", adapter="sea")) == "c"
-    policy.note_end("0")
-    others = [{"extra_key": "mine"}, {"adapter": "sea"}, {"extra_key": "mine", "adapter": "rhymes"}, {}]
-    assert {policy.choose(request(f"o{i}", prompt, **keys)) for i, keys in enumerate(others)} != {"c"}
-
-
 def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
     policies = [PrefixRouter(COSTS, clock=lambda: 0.0) for _ in range(2)]
     for policy in policies:
@@ -51,9 +38,10 @@ def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
             policy.add_replica(name)
         policy.note_events("c", stored("c", tokens_of(1, 320)))
     for i, prompt in enumerate((tokens_of(1, 330), tokens_of(2, 100), tokens_of(3, 15), tokens_of(1, 320))):
-        hashes = block_hashes(prompt, 16, adapter="sea") if i == 1 else block_hashes(prompt, 16)
-        plain = request(f"{i}", prompt, adapter="sea" if i == 1 else None)
-        assert policies[0].choose(plain) == policies[1].choose(replace(plain, hashes=hashes))
+        keys = {"extra_key": "mine", "adapter": "sea"} if i == 1 else {}
+        plain = request(f"{i}", prompt, **keys)
+        hashed = replace(plain, hashes=block_hashes(prompt, 16, *keys.values()))
+        assert policies[0].choose(plain) == policies[1].choose(hashed)
     assert policies[0].pending.sets.masks == policies[1].pending.sets.masks
     with pytest.raises(ValueError, match="hashes"):
         policies[0].choose(request("x", [1] * 32, hashes=[1]))

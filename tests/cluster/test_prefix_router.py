@@ -1,11 +1,11 @@
 """Where PrefixRouter sends requests, in a cluster of real trees and virtual time: conversations, bursts, accidents."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from nanoinfer.cache.block_events import CPU, DISK, GPU, BlockEvent, BlockRemoved, BlockStored, EventBatch, block_hashes
-from nanoinfer.cluster import PassCosts, Policy, PrefixRouter, RoutedRequest
+from nanoinfer.cluster import PassCosts, PrefixRouter, RoutedRequest
 from nanoinfer.cluster.serve.fleet import queued_tokens
 from nanoinfer.cluster.simulate.sleeping import sleeping_engine
 from nanoinfer.config import EngineConfig
@@ -37,7 +37,8 @@ def test_it_finds_more_of_conversations_than_policies_without_knowledge(chatted:
     best = chatted["prefix router"].hit_rate
     one = FakeCluster(router(), replicas=1, size=1 << 16)
     chats(one, seconds=20)  # nothing overlaps: all that can be cached is
-    assert best > 0.97 * one.run().hit_rate
+    one.run()
+    assert best > 0.97 * one.hit_rate
     assert best > chatted["round robin"].hit_rate + 0.12
     assert best > chatted["least loaded"].hit_rate + 0.2
     assert best >= chatted["prefix hash"].hit_rate - 0.02
@@ -107,32 +108,6 @@ def test_what_was_sent_is_believed_in_for_a_while_only() -> None:
 
 
 # --- load ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [0.5, 2.0])
-def test_no_replica_gets_a_request_while_it_is_further_behind_than_the_limit(limit: float) -> None:
-    chosen: list[float] = []
-
-    class Watched(PrefixRouter):
-        def choose(self, request: RoutedRequest) -> str:
-            ahead = {name: self.queued_seconds(name, request.max_new_tokens) for name in self.replicas}
-            self._output_tokens = float(request.max_new_tokens)
-            replica = super().choose(request)
-            chosen.append(ahead[replica] - min(ahead.values()))
-            return replica
-
-    def make(clock: Callable[[], float]) -> Policy:
-        return Watched(COSTS, clock=clock, max_imbalance_s=limit)
-
-    cluster = FakeCluster(make)
-    prefix = tokens_of(1, 2000)
-    cluster.arrive(0, request("first", prefix))
-    for i in range(200):
-        cluster.arrive(5 + 0.001 * i, request(f"{i}", prefix + tokens_of(i + 2, 60)))
-    cluster.run()
-    assert max(chosen) <= limit
-    assert max(chosen) > 0.8 * limit  # it is used up, since the prefix is worth two seconds
-    assert len(cluster.counts()) == 4
 
 
 def test_several_routers_send_a_new_prefix_to_the_same_replica() -> None:

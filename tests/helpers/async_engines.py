@@ -1,7 +1,8 @@
 """Engines over a model that tests let through pass by pass; LLMs and AsyncEngines around them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -58,10 +59,29 @@ def with_barrier(open_at_once: bool = True, **options: Any) -> tuple[Engine, Pas
     return engine, barrier
 
 
+@asynccontextmanager
+async def with_front(open_at_once: bool = True, **options: Any) -> AsyncIterator[tuple[AsyncEngine, PassBarrier]]:
+    """An AsyncEngine over an engine with a barrier; at the end, nothing is left of any request."""
+    engine, barrier = with_barrier(open_at_once, **options)
+    async with AsyncEngine(engine) as front:
+        yield front, barrier
+    assert_all_free(engine)
+
+
 def llm_around(engine: Engine) -> LLM:
     llm = LLM.__new__(LLM)
     llm.engine, llm.config, llm._calls = engine, engine.config, SyncClient(engine)
     return llm
+
+
+@contextmanager
+def llm_behind_barrier(**options: Any) -> Iterator[tuple[LLM, PassBarrier]]:
+    """An LLM whose passes wait to be let through; at the end, nothing is left of any request."""
+    engine, barrier = with_barrier(open_at_once=False, **options)
+    llm = llm_around(engine)
+    yield llm, barrier
+    assert not llm._calls._calls
+    assert_all_free(engine)
 
 
 def in_a_pass(llm: LLM, barrier: PassBarrier, prompt: list[int], params: SamplingParams) -> Worker:

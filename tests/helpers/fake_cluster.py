@@ -6,8 +6,6 @@ Events and reports reach the routers late. Everything follows from what is fed i
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,11 @@ from nanoinfer.cache.block_feed import BlockFeed
 from nanoinfer.cluster import LeastLoaded, PrefixHash, PrefixRouter, RoundRobin
 from nanoinfer.cluster.costs import PassCosts
 from nanoinfer.cluster.policy import Policy, RoutedRequest
+from nanoinfer.cluster.simulate.replica import Clock
 from tests.helpers.trees import make_cache, put
 
 COSTS = PassCosts(0.005, 0.001, 0.0005, 0.0)  # 1,000 prompt tokens per second
+EVENT_S = 0.05
 Make = Callable[[Callable[[], float]], Policy]  # from a clock
 
 
@@ -63,35 +63,24 @@ class FakeReplica:
         self.feed.cut()
 
 
-class FakeCluster:
-    """`routers` policies in front of `replicas` replicas; requests go to the routers in turn.
+class FakeCluster(Clock):
+    """`routers` policies in front of `replicas` replicas, on this clock; requests go to the routers in turn.
 
-    `event_s`: how late events are. `size`: slots of a tree.
+    `size`: slots of a tree. Events are EVENT_S late.
     """
 
-    def __init__(
-        self,
-        make: Make,
-        replicas: int = 4,
-        routers: int = 1,
-        size: int = 1 << 14,
-        event_s: float = 0.05,
-    ):
-        self.now, self._serial, self._events = 0.0, count(), list[tuple[float, int, Callable[[], None]]]()
-        self.routers = [make(lambda: self.now) for _ in range(routers)]
-        self.size, self.event_s = size, event_s
+    def __init__(self, make: Make, replicas: int = 4, routers: int = 1, size: int = 1 << 14):
+        super().__init__()
+        self.routers, self.size = [make(self) for _ in range(routers)], size
         self.replicas: dict[str, FakeReplica] = {}
         self.done: dict[str, Done] = {}
+        self.arrived: dict[str, float] = {}
         self.arrivals = 0
-        self.left = 0  # requests that have not ended
         self.retried = Counter[str]()
         for i in range(replicas):
             self.join(f"replica-{i}")
 
     # --- what can happen -------------------------------------------------------------------------------------------
-
-    def at(self, seconds: float, action: Callable[[], None]) -> None:
-        heappush(self._events, (seconds, next(self._serial), action))
 
     def join(self, name: str) -> None:
         self.replicas[name] = FakeReplica(name, self.size)
@@ -108,21 +97,9 @@ class FakeCluster:
             self._send(request, number)
 
     def arrive(self, seconds: float, request: RoutedRequest) -> None:
-        number, self.arrivals, self.left = self.arrivals, self.arrivals + 1, self.left + 1
-
-        def act() -> None:
-            self._arrived[request.request_id] = self.now
-            self._send(request, number % len(self.routers))
-
-        self.at(seconds, act)
-
-    def run(self) -> "FakeCluster":
-        """Until every request has ended."""
-        self._arrived = dict[str, float]()
-        while self.left:
-            self.now, _, action = heappop(self._events)
-            action()
-        return self
+        number, self.arrivals = self.arrivals % len(self.routers), self.arrivals + 1
+        self.arrived[request.request_id] = seconds
+        self.at(seconds, lambda: self._send(request, number))
 
     # --- what came of it -------------------------------------------------------------------------------------------
 
@@ -161,19 +138,15 @@ class FakeCluster:
                 return
             replica.queue.pop(0)
             replica.is_busy = False
-            arrived = self._arrived[request.request_id]
-            self.done[request.request_id] = Done(replica.name, arrived, tokens, cached, self.now)
+            name, count, router = request.request_id, request.max_new_tokens, self.routers[number]
+            self.done[name] = Done(replica.name, self.arrived[name], tokens, cached, self.now)
             replica.keep(request)
-            self.at(self.now + self.event_s, lambda: self._tell(replica))
-            self.routers[number].note_first_token(request.request_id, cached)
-            self.at(self.now + request.max_new_tokens * COSTS.seconds_per_pass, ended)
+            self.after(EVENT_S, lambda: self._tell(replica))
+            router.note_first_token(name, cached)
+            self.after(count * COSTS.seconds_per_pass, lambda: router.note_end(name, count))
             self._serve(replica)
 
-        def ended() -> None:
-            self.left -= 1
-            self.routers[number].note_end(request.request_id, request.max_new_tokens)
-
-        self.at(self.now + seconds, computed)
+        self.after(seconds, computed)
 
     def _tell(self, replica: FakeReplica) -> None:
         if self.replicas.get(replica.name) is not replica:
@@ -229,7 +202,8 @@ def burst(make: Make, size: int = 30, prefix_tokens: int = 1000, **options: Any)
     prefix = tokens_of(1, prefix_tokens)
     for i in range(size):
         cluster.arrive(0.01 * i, request(f"{i}", prefix + tokens_of(50 + i, 20)))
-    return cluster.run()
+    cluster.run()
+    return cluster
 
 
 def times_computed(cluster: FakeCluster) -> int:

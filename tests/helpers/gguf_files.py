@@ -12,6 +12,8 @@ import torch
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
+from nanoinfer.requests.tokenizer import Tokenizer
+
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "gemma3_text": "gemma3"}  # llama.cpp's other names
 ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 Kind = gguf.GGMLQuantizationType
@@ -59,6 +61,19 @@ def write_gguf(checkpoint: Path, target: Path, kind: Kind = Kind.F32, **metadata
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def vocabulary(target: Path, model: str, tokens: list[str], kinds: list[int], **more: Any) -> Tokenizer:
+    """A tokenizer that is read from a GGUF file with this vocabulary alone. `more`: as GGUFWriter's `add_...` take it."""
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, value in {"tokenizer_model": model, "token_list": tokens, "token_types": kinds, **more}.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = Tokenizer.from_pretrained(target)
+    assert tokenizer is not None
+    return tokenizer
 
 
 def rounded(checkpoint: Path, target: Path, kind: Kind) -> Path:

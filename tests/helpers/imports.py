@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 Graph = Mapping[str, Iterable[str]]
@@ -78,21 +79,12 @@ def read_imports(root: Path, *packages: str) -> Imports:
 
 
 def circles(graph: Graph) -> list[str]:
-    """`a → b → a`, for each way back that a walk through the graph meets; empty when there is no circle."""
-    found: list[str] = []
-    done: set[str] = set()
-
-    def walk(node: str, path: list[str]) -> None:
-        if node in path:
-            found.append(" → ".join([*path[path.index(node) :], node]))
-        elif node not in done:
-            for after in sorted(set(graph.get(node, ()))):
-                walk(after, [*path, node])
-            done.add(node)
-
-    for node in sorted(graph):
-        walk(node, [])
-    return found
+    """A circle, as `a → b → a`, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" → ".join(error.args[1])]
+    return []
 
 
 def loaded_by(package: str, root: Path, after: str = "sys") -> set[str]:

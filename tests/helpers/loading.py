@@ -1,10 +1,13 @@
 """Checkpoints to be loaded, as they are and changed, and what the tests of loading ask them."""
 
+import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -52,3 +55,12 @@ def check_same_model(path: Path, model: transformers.PreTrainedModel) -> None:
 
 def tokens_of(model: Path | str, **options: object) -> list[int]:
     return LLM(model, max_total_tokens=64, **options).generate(PROMPT, GREEDY)[0].token_ids  # type: ignore[arg-type]
+
+
+def sentencepiece_model(texts: Sequence[str], size: int, **options: Any) -> tuple[bytes, Any]:
+    """A SentencePiece model trained on these texts: as a file has it, and what reads it. Skips where there is none."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    file, kept = io.BytesIO(), {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    fields = {"vocab_size": size, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2, **kept, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=file, **fields)
+    return file.getvalue(), sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())

@@ -3,12 +3,12 @@
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nanoinfer.cluster.ray_runtime import OBJECT_STORE_BYTES, prepare_environment, start_serve
@@ -93,45 +93,25 @@ class ThreeNodes:
 
 def kill_children() -> None:
     """Kill the processes of Ray that this process has started and that are left."""
-    for folder in Path("/proc").iterdir():
-        try:
-            if not folder.name.isdigit():
-                continue
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and "/ray/" in (folder / "cmdline").read_text():
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:  # it has ended meanwhile
-            continue
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "/ray/" in " ".join(child.cmdline()):
+                child.kill()
 
 
 @contextmanager
 def three_nodes(port: int | None = None) -> Iterator[ThreeNodes]:
-    """Three nodes, with Serve if there is a `port` for it to listen at."""
-    nodes = ThreeNodes()
-    try:
-        if port is not None:
-            start_serve(port=port)
-        yield nodes
-    finally:
-        nodes.shut_down()
-
-
-@contextmanager
-def three_nodes_or_skip(port: int | None = None) -> Iterator[ThreeNodes]:
-    """As `three_nodes`. Where Ray does not start, nothing is said about nanoinfer: the tests are skipped."""
+    """Three nodes, with Serve if there is a `port` for it to listen at. Where Ray does not start, nothing is said about
+    nanoinfer: the test is skipped."""
     with ExitStack() as stack:
         try:
-            nodes = stack.enter_context(three_nodes(port))
+            nodes = ThreeNodes()
+            stack.callback(nodes.shut_down)
+            if port is not None:
+                start_serve(port=port)
         except Exception as error:
             pytest.skip(f"Ray does not start here: {type(error).__name__}: {error}")
         yield nodes
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 class Watcher:
@@ -143,55 +123,34 @@ class Watcher:
 
     def names(self) -> list[str]:
         """The replicas that there are; waits until Serve has said so."""
-        until(lambda: bool(self._ask_any()), "an answer of a replica")
+        until(lambda: asyncio.run(self._links.describe(HANG_S)), "an answer of a replica")
         return sorted(self.fleet.replicas)
 
-    def _ask_any(self) -> Any:
-        async def ask() -> Any:
-            return await self._links.describe(HANG_S)
-
-        return asyncio.run(ask())
-
-    def visit(self, name: str, function: Callable[[Engine], Any]) -> Any:
+    def visit(self, name: str, function: Callable[[Engine], Any], seconds: float = HANG_S) -> Any:
         """What `function` returns in the engine's thread of this replica."""
+        return asyncio.run(self._links.ask("visit", Addressed(name, content=function), seconds))
 
-        async def ask() -> Any:
-            return await self._links.ask("visit", Addressed(name, content=function), HANG_S)
-
-        return asyncio.run(ask())
-
-    def tell_all(self, function: Callable[[Engine], Any], replicas: int = 2) -> None:
-        """`visit` every replica, once there are so many; those that have died do not count."""
+    def tell_all(self, function: Callable[[Engine], Any]) -> None:
+        """`visit` every replica, once there are two; those that have died do not count."""
 
         def told() -> bool:
             try:
-                return len([self.visit(name, function) for name in self.names()]) == replicas
+                return len([self.visit(name, function) for name in self.names()]) == 2
             except Exception:  # one has died, and Serve has not said so yet
                 return False
 
-        until(told, f"{replicas} replicas that can be told something")
+        until(told, "two replicas that can be told something")
 
     def send(self, name: str, function: Callable[[Engine], Any]) -> None:
         """As `visit`, for functions that never return."""
+        with suppress(Exception):  # the replica cannot answer any more
+            self.visit(name, function, 5)
 
-        async def ask() -> Any:
-            return await self._links.ask("visit", Addressed(name, content=function), 5)
-
-        try:
-            asyncio.run(ask())
-        except Exception:  # the replica cannot answer any more
-            return
-
-    def busy(self, least: int = 1) -> str:
-        """The name of a replica that runs at least so many requests; waits for one."""
-        found: list[str] = []
-
-        def look() -> bool:
-            found[:] = [name for name in self.names() if self.visit(name, running) >= least]
-            return bool(found)
-
-        until(look, f"a replica that runs {least} requests")
-        return found[0]
+    def busy(self) -> str:
+        """The name of a replica that runs requests; waits for one."""
+        return until(
+            lambda: next((each for each in self.names() if self.visit(each, running)), ""), "a replica at work"
+        )
 
 
 def running(engine: Engine) -> int:

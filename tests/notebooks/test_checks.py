@@ -10,6 +10,7 @@ from itertools import accumulate, chain, pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -108,34 +109,14 @@ def test_a_loop_is_noticed_where_the_source_can_be_read(tmp_path: Path) -> None:
         check("6.2", namespace)
 
 
-class Yes:
+def liar() -> Any:
     """Claims to equal, to exceed and to contain everything."""
-
-    def _yes(self, *_: Any) -> bool:
-        return True
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _yes  # type: ignore[assignment]
-
-    def _self(self, *_: Any) -> Any:
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __call__ = __getitem__ = __invert__ = _self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self) -> Any:
-        return iter((self, self))
-
-    def __int__(self) -> int:
-        return 3
-
-    __index__ = __int__
+    said = MagicMock()
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "bool", "contains"):
+        getattr(said, f"__{name}__").return_value = True
+    said.configure_mock(**{"return_value": said, "__len__.return_value": 2, "__int__.return_value": 3})
+    said.__iter__.side_effect = lambda: iter((said, said))
+    return said
 
 
 class YesInt(int):
@@ -161,8 +142,8 @@ ANSWERS: dict[str, Any] = {
     "a tensor of nothing": torch.tensor(0),
     "a tensor": torch.zeros(3),
     "a function": len,
-    "a liar": Yes(),
-    "two liars": (Yes(), Yes()),
+    "a liar": liar(),
+    "two liars": (liar(), liar()),
     "a lying number": YesInt(3),
 }
 

@@ -101,59 +101,36 @@ def text(root: Path, cell: str) -> str:
     return rest
 
 
-def test_functions_with_comments_above_and_inside(root: Path) -> None:
-    assert text(root, "def half(): ...") == part("# Above the function", "# rounded down")
+HEADER = part("@dataclass", "# closed")
+WHOLE = part("@dataclass", "_hidden(self) -> None: ...")
+ADD, SIZE = part("    def add", "append(thing)"), part("    # Above the method", "len(self.things)")
+SECOND = part("    def second", "return 2")
 
 
-def test_constants_imports_and_the_docstring(root: Path) -> None:
-    assert text(root, "LIMIT = 0") == part("# How many", "from 1")
-    assert text(root, "LIMIT = 0\nAlias = 0") == part("# How many", "Alias = list[int]")
-    assert text(root, "'x'") == '"""A made-up module."""'
-    wanted = part("import math", "import dataclass")
-    assert text(root, "import math\nfrom dataclasses import dataclass") == wanted
-
-
-def test_a_call_is_found_by_what_it_calls(root: Path) -> None:
-    assert text(root, "REGISTRY.update(...)") == part("REGISTRY.update", "# by name\n)")
-    assert text(root, "LIMIT = 0\nREGISTRY.update({})").endswith("# counted from 1\n" + part("REGISTRY", "\n)"))
-
-
-def test_a_whole_class(root: Path) -> None:
-    whole = part("@dataclass", "_hidden(self) -> None: ...")
-    assert text(root, "class Box: ...") == whole
-    named = "class Box:\n    def size(): ...\n    def _hidden(): ...\n    def add(): ...\n    def empty(): ..."
-    assert text(root, named) == whole
-
-
-def test_a_class_with_some_methods_keeps_header_docstring_and_fields(root: Path) -> None:
-    header = part("@dataclass", "# closed")
-    assert text(root, "class Box:\n    'only this'") == header
-    add = part("    def add", "append(thing)")
-    assert text(root, "class Box:\n    def add(): ...") == f"{header}\n\n{add}"
-    size = part("    # Above the method", "len(self.things)")
-    assert text(root, "class Box:\n    def add(): ...\n    def size(): ...") == f"{header}\n\n{size}\n\n{add}"
-
-
-def test_a_class_without_docstring_and_fields(root: Path) -> None:
-    first = part("class Bare", "return 1")
-    assert text(root, "class Bare:\n    def first(): ...") == first
-    second = "class Bare:\n" + part("    def second", "return 2")
-    assert text(root, "class Bare:\n    def second(): ...") == second
-    with pytest.raises(CellError, match="class Bare would be empty"):
-        text(root, "class Bare:\n    'no docstring there'")
-
-
-def test_a_method_under_extend_is_dedented_with_its_decorators(root: Path) -> None:
-    size = textwrap.dedent(part("    # Above the method", "len(self.things)"))
-    assert text(root, "@extend(Box)\ndef size(): ...") == f"@extend(Box)\n{size}"
-
-
-def test_several_definitions_stand_apart(root: Path) -> None:
-    made = text(root, "@extend(Box)\ndef add(): ...\n@extend(Box)\ndef empty(): ...\nLIMIT = 0\nAlias = 0")
-    assert made.count("\n\n\n") == 2
-    assert made.endswith("Alias = list[int]")
-    made = text(root, "Alias = 0\ndef half(): ...")
-    assert made == part("Alias", "# rounded down")
+@pytest.mark.parametrize(
+    ("cell", "wanted"),
+    [
+        ("def half(): ...", part("# Above the function", "# rounded down")),
+        ("LIMIT = 0", part("# How many", "from 1")),
+        ("LIMIT = 0\nAlias = 0", part("# How many", "Alias = list[int]")),
+        ("'x'", '"""A made-up module."""'),
+        ("import math\nfrom dataclasses import dataclass", part("import math", "import dataclass")),
+        ("REGISTRY.update(...)", part("REGISTRY.update", "# by name\n)")),
+        ("Alias = 0\nREGISTRY.update({})", "Alias = list[int]\n" + part("REGISTRY", "\n)")),
+        ("class Box: ...", WHOLE),
+        ("class Box:\n    def size(): ...\n    def _hidden(): ...\n    def add(): ...\n    def empty(): ...", WHOLE),
+        ("class Box:\n    'only this'", HEADER),
+        ("class Box:\n    def add(): ...", f"{HEADER}\n\n{ADD}"),
+        ("class Box:\n    def add(): ...\n    def size(): ...", f"{HEADER}\n\n{SIZE}\n\n{ADD}"),
+        ("class Bare:\n    def first(): ...", part("class Bare", "return 1")),
+        ("class Bare:\n    def second(): ...", f"class Bare:\n{SECOND}"),
+        ("@extend(Box)\ndef size(): ...", f"@extend(Box)\n{textwrap.dedent(SIZE)}"),
+        ("Alias = 0\ndef half(): ...", part("Alias", "# rounded down")),
+        ("@extend(Box)\ndef add(): ...\nAlias = 0", f"@extend(Box)\n{textwrap.dedent(ADD)}\n\n\nAlias = list[int]"),
+    ],
+)
+def test_a_cell_has_the_text_of_what_it_names(root: Path, cell: str, wanted: str) -> None:
+    assert text(root, cell) == wanted
 
 
 def test_other_cells_are_left_alone(root: Path) -> None:
@@ -181,6 +158,7 @@ def test_a_mark_that_is_not_the_first_line_is_refused(root: Path, cell: str) -> 
         "# in pack/gone.py\ndef a(): ...",
         "# in pack/box.py\ndef third(): ...",
         "# in pack/box.py\nclass Box:\n    def third(): ...",
+        "# in pack/box.py\nclass Bare:\n    'no docstring there'",
         "# in pack/box.py\nTHIRD = 3",
         "# in pack/box.py\nprint(half(3))",
         "# in pack/box.py\ndef half(:",

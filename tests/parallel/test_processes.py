@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -56,22 +57,8 @@ def test_tokens_are_those_of_one_process_and_nobody_listens_but_on_loopback(
 
 def listening(pid: int) -> list[str]:
     """The addresses at which a process waits for connections."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
-        except FileNotFoundError:
-            continue
-    found = []
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                number = fields[1].partition(":")[0]
-                mapped = number[-8:]
-                is_mapped = len(number) == 8 or number[:24] == "0000000000000000FFFF0000"
-                found.append(".".join(str(byte) for byte in reversed(bytes.fromhex(mapped))) if is_mapped else number)
-    return found
+    found = psutil.Process(pid).net_connections("tcp")
+    return [each.laddr.ip.removeprefix("::ffff:") for each in found if each.status == psutil.CONN_LISTEN]
 
 
 def test_a_rank_that_fails_is_named_and_says_why_on_standard_error(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoinfer import LLM, AsyncEngine
+from nanoinfer import AsyncEngine
 from nanoinfer.errors import EngineClosedError, RankError, StepFailedError
 from nanoinfer.model.model_runner import ModelRunner
 from tests.helpers.split_models import (
@@ -20,7 +20,6 @@ from tests.helpers.split_models import (
     of,
     split_llm,
 )
-from tests.helpers.waiting import run
 
 
 @pytest.mark.parametrize("when", ["in a pass", "between passes"])
@@ -59,10 +58,10 @@ def test_an_idle_engine_is_closed_once_a_rank_has_ended(checkpoint: Checkpoint) 
             llm.generate(PROMPTS[0], of(0))
 
 
-def test_an_async_engine_with_a_broken_runner_is_closed(
+async def test_an_async_engine_with_a_broken_runner_is_closed(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(llm: LLM) -> None:
+    with split_llm(checkpoint("llama"), 2, max_running_requests=1, **WHOLE) as llm:
         async with AsyncEngine(llm) as engine:
             assert len((await engine.generate(PROMPTS[0], of(0))).token_ids) == 10
             assert not engine.is_closed
@@ -73,9 +72,6 @@ def test_an_async_engine_with_a_broken_runner_is_closed(
             assert engine.is_closed
             with pytest.raises(EngineClosedError, match="takes no more requests"):
                 await engine.generate(PROMPTS[0], of(0))
-
-    with split_llm(checkpoint("llama"), 2, max_running_requests=1, **WHOLE) as llm:
-        run(lambda: serve(llm))
 
 
 def failing_in_rank_1(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,15 +51,6 @@ def test_whatever_the_engine_does_the_tokens_stay(option: str, checkpoint: Check
         assert llm.engine.stats()["capture"] == "no (the model is split over 2 processes)"
 
 
-def test_a_draft_model_is_not_split(checkpoint: Checkpoint) -> None:
-    path, drafter = checkpoint("llama"), checkpoint("llama", num_hidden_layers=1)
-    options = {**WHOLE, "drafter": "model", "draft_model": drafter, "adaptive_drafts": False}
-    wanted = served(LLM(path, **options))
-    with split_llm(path, 2, **options) as llm:
-        assert_same(served(llm), wanted)
-        assert llm.engine.stats()["drafted_tokens"] > 0
-
-
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_gets_the_same_bits_in_any_company(dtype: str, quantization: str | None, checkpoint: Checkpoint) -> None:
@@ -134,9 +125,12 @@ QUANTIZED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize(
-    ("quantization", "variant"), [(kind, variant) for kind, variants in QUANTIZED.items() for variant in variants]
+    ("quantization", "variant", "kernels"),
+    [
+        *((kind, variant, "auto") for kind, variants in QUANTIZED.items() for variant in variants),
+        *((kind, variants[1], "torch") for kind, variants in QUANTIZED.items()),
+    ],
 )
 def test_weights_are_quantized_before_they_are_cut(
     quantization: str, variant: str, kernels: str, checkpoint: Checkpoint
@@ -151,8 +145,10 @@ def test_weights_are_quantized_before_they_are_cut(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("variant", ["llama-mqa-biases", "qwen3-replicated", "gemma3", "phi3-odd-replicated"])
+@pytest.mark.parametrize(
+    ("variant", "quantization"),
+    [("llama-mqa-biases", "int8"), ("qwen3-replicated", "int4"), ("gemma3", None), ("phi3-odd-replicated", "int8")],
+)
 def test_adapters_give_the_tokens_of_a_whole_model(
     variant: str, quantization: str | None, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:

@@ -186,6 +186,15 @@ def test_a_call_that_is_cut_off_is_text(story: Any) -> None:
     assert content.startswith("<tool_call>")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "reason"), [("3", "stop"), ("</tool", "tool_calls")])
+def test_a_call_that_a_stop_string_cuts_off_is_no_reason(story: Any, stream: bool, stop: str, reason: str) -> None:
+    more = {"max_tokens": 200, "temperature": 1, "guided_choice": [CALL], "stop": [stop]}
+    _, (arguments,), ended, _ = written(story, stream, **more)
+    assert ended == reason
+    assert arguments == '{"city": "Oslo", "days": ' + ("3}" if reason == "tool_calls" else "")
+
+
 # --- calls written in other ways: tags that are special tokens, thoughts, tags within arguments ---
 
 ALL_TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

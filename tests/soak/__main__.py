@@ -15,9 +15,9 @@ It runs episode after episode, each of one of these kinds. Most are over a tiny 
   loaded and unloaded all the time, and fetched late or not at all. From some moment on, the tree's events are followed,
   with and without gaps: after every step they must come to the blocks of the tree's paths.
 - `panics`: the same, and exceptions that are no Exception from the tokenizer, the model, the sampler and logits processors.
-- `threads`: an LLM used by several threads, while others abort, look, and try to step the engine manually.
-- `clients`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop,
-  are slow, or are cancelled; others abort and pause requests; passes fail; perhaps the LLM is shut down in the middle.
+- `clients`: an LLM used by threads, and by AsyncEngines that are opened and closed in event loops; their readers stop, are
+  slow, or are cancelled; others abort and pause requests, look, and try to step the engine manually; passes fail; perhaps
+  the LLM is shut down in the middle.
 - `alarms`: a handler of SIGALRM raises at random moments in the calls of the main thread, beside other threads, or in its
   manual steps.
 - `grammars`: the bundled model and random grammars of every kind, with and without drafts and adapters; outputs are
@@ -41,16 +41,14 @@ every process has ended with the return code that Python gives; every test has p
 What an episode does follows from its seed alone: `--seed N --episodes 1` repeats one (`manual`, `panics`, `grammars` and
 `examples` to the last token; what threads, timers and exits meet, the operating system decides, so that these may need
 several attempts).
-`--kinds` selects; `--state FILE` is written after every episode, and `--resume` goes on from it; the sums run on. Fails,
-naming the seed, at the first thing that is wrong, or when the resident size has grown by more than `--max-growth-mib` since
-the first tenth of the run.
+`--kinds` selects. Fails, naming the seed, at the first thing that is wrong, or when the resident size has grown by more
+than `--max-growth-mib` since the first tenth of the run.
 """
 
 import argparse
 import ctypes
 import gc
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -77,7 +75,7 @@ from tests.soak.episodes import clients, exits, files, grammars, killed_ranks, m
 ROOT = Path(__file__).parents[2]
 RAY = "Ray is not installed: pip install -e '.[cluster]'"
 # Of so many episodes each kind has its share. Of those that take seconds, `manual` takes the longest.
-KINDS = {"manual": 8, "panics": 2, "threads": 12, "clients": 12, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
+KINDS = {"manual": 8, "panics": 2, "clients": 24, "alarms": 12, "grammars": 8, "exits": 1, "files": 1}
 KINDS |= {"ranks": 0.5, "tests": 0.1, "examples": 0.1, "server": 0.5, "ray": 0.1}
 ONLY_IF_ASKED_FOR = ("server", "ray")
 
@@ -131,7 +129,7 @@ APART = {
     "server": traffic.run_episode,
     "ray": run_ray,
 }
-OF_AN_LLM = {"threads": threads.run_episode, "clients": clients.run_episode, "alarms": threads.run_alarms}
+OF_AN_LLM = {"clients": clients.run_episode, "alarms": threads.run_alarms}
 EXITS = 4  # processes per episode
 SUMS = (  # of EngineStats
     *("retractions", "evicted_tokens", "cached_tokens", "drafted_tokens", "accepted_tokens"),
@@ -175,44 +173,26 @@ class Soak:
         quantization = [None, None, "int8", "int4"][int(rng.integers(4))]
         model, oracle = self.models[quantization]
         draft_model = self.draft_models[seed % 2] if "model" in str(config["drafter"]) else None
-        try:
-            if kind == "exits":
-                return exits.run_episode(self.directory, seed * EXITS, EXITS)
-            if kind == "grammars":
-                quantization, config = None, grammars.random_config(rng)
-                engine, counts = grammars.run_episode(self.stories, rng, config)
-            elif kind in OF_AN_LLM:
-                llm = tiny_llm(model, draft_model=draft_model, **config)
-                counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, manual.MAX_NEW_TOKENS)
-                engine = llm.engine
-            else:
-                if config["host_cache_tokens"] is not None and rng.random() < 0.5:  # one folder for all models
-                    config |= {
-                        "cache_dir": self.directory / "kv",
-                        "cache_dir_max_bytes": int(rng.integers(1, 4_000_000)),
-                    }
-                tokenizer = WordTokenizer() if kind == "panics" else None
-                world = World(replace(model, tokenizer=tokenizer), oracle, draft_model, **config)
-                adapters = (
-                    [] if quantization else self.adapters
-                )  # the oracle of an adapter has it merged into the weights
-                manual.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
-                counts, engine = Counter(world.counts), world.engine
-        except BaseException:
-            print(f"\nFAILED: --seed {seed} --kinds {kind!r} --episodes 1: {quantization=} {config}", flush=True)
-            raise
+        if kind == "exits":
+            return exits.run_episode(self.directory, seed * EXITS, EXITS)
+        if kind == "grammars":
+            engine, counts = grammars.run_episode(self.stories, rng, grammars.random_config(rng))
+        elif kind in OF_AN_LLM:
+            llm = tiny_llm(model, draft_model=draft_model, **config)
+            counts = OF_AN_LLM[kind](llm, rng, oracle, self.prompts, manual.MAX_NEW_TOKENS)
+            engine = llm.engine
+        else:
+            if config["host_cache_tokens"] is not None and rng.random() < 0.5:  # one folder for all models
+                folder, most = self.directory / "kv", int(rng.integers(1, 4_000_000))
+                config |= {"cache_dir": folder, "cache_dir_max_bytes": most}
+            tokenizer = WordTokenizer() if kind == "panics" else None
+            world = World(replace(model, tokenizer=tokenizer), oracle, draft_model, **config)
+            adapters = [] if quantization else self.adapters  # an adapter's oracle has it merged into the weights
+            manual.run_episode(world, rng, self.stems, panics=kind == "panics", adapters=adapters)
+            counts, engine = Counter(world.counts), world.engine
         stats = engine.stats()
         counts.update({name: getattr(stats, name) for name in SUMS})
         return counts
-
-
-def run_apart(kind: str, seed: int) -> Counter[str]:
-    """One episode of a kind that is a process of its own."""
-    try:
-        return APART[kind](seed)
-    except BaseException:
-        print(f"\nFAILED: --seed {seed} --kinds {kind} --episodes 1", flush=True)
-        raise
 
 
 def kind_of(seed: int, kinds: Sequence[str]) -> str:
@@ -235,59 +215,45 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of episodes; all but server and ray")
     parser.add_argument("--seed", type=int, default=0, help="of the first episode; the next one's is one more")
     parser.add_argument("--minutes", type=float, help="stop after so long")
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
     parser.add_argument("--episodes", type=int, help="stop after so many episodes")
-    parser.add_argument("--state", type=Path, help="file to keep the seed and the sums in")
-    parser.add_argument("--resume", action="store_true", help="go on from --state")
     parser.add_argument("--max-growth-mib", type=float, default=24.0, help="resident size may grow by so much")
     args = parser.parse_args(argv)
-    if args.resume and (args.state is None or not args.state.is_file()):
-        parser.error(f"--resume: --state {args.state} is no file")
     kinds = args.kinds or [kind for kind in KINDS if kind not in ONLY_IF_ASKED_FOR]
     if "ray" in kinds and not has_ray():
         parser.error(f"--kinds ray: {RAY}")
-    if args.minutes is None and args.steps is None and args.episodes is None:
-        parser.error("how long? --minutes, --steps or --episodes")
+    if args.minutes is None and args.episodes is None:
+        parser.error("how long? --minutes or --episodes")
 
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    sums: Counter[str] = Counter()
-    seed = args.seed
-    if args.resume:
-        kept = json.loads(args.state.read_text())
-        seed, sums = kept["next_seed"], Counter(kept["sums"])
-    start, steps_before, episodes, first_seed = time.monotonic(), sums["steps"], 0, seed
-    resident_start = resident_early = 0.0
-    seconds: Counter[str] = Counter()
+    sums, seconds, seed = Counter[str](), Counter[str](), args.seed
+    start, episodes, resident_early = time.monotonic(), 0, 0.0
 
     def share_done() -> float:
         """Of what was asked for; 1 when it is time to stop."""
-        parts = [
-            (time.monotonic() - start) / (60 * args.minutes) if args.minutes is not None else 0.0,
-            (sums["steps"] - steps_before) / args.steps if args.steps is not None else 0.0,
-            episodes / args.episodes if args.episodes is not None else 0.0,
-        ]
-        return max(parts)
+        of_time = (time.monotonic() - start) / (60 * args.minutes) if args.minutes is not None else 0.0
+        return max(of_time, episodes / args.episodes if args.episodes is not None else 0.0)
 
     with tempfile.TemporaryDirectory() as directory:
         soak = Soak(Path(directory)) if set(kinds) - APART.keys() else None
         resident_start = resident_mib()
         while share_done() < 1:
             kind, began = kind_of(seed, kinds), time.monotonic()
-            sums.update(run_apart(kind, seed) if soak is None or kind in APART else soak.run(kind, seed))
+            try:
+                sums.update(APART[kind](seed) if soak is None or kind in APART else soak.run(kind, seed))
+            except BaseException:
+                print(f"\nFAILED: --seed {seed} --kinds {kind} --episodes 1", flush=True)
+                raise
             seconds[kind] += time.monotonic() - began
             seed, episodes = seed + 1, episodes + 1
-            if (
-                share_done() < (0.1 if set(kinds) <= seconds.keys() else 0.3) or not resident_early
-            ):  # each loads something
+            early = 0.1 if set(kinds) <= seconds.keys() else 0.3  # each loads something
+            if share_done() < early or not resident_early:
                 resident_early = resident_mib()
-            if args.state is not None:
-                args.state.write_text(json.dumps({"next_seed": seed, "sums": sums}))
             if episodes % 20 == 0:
                 print(_line(seed, sums, start, resident_mib()), flush=True)
     resident_end = resident_mib()
     clients.check_that_threads_end()  # nothing refers to their engines any more
-    print(f"seeds {first_seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
+    print(f"seeds {args.seed}..{seed - 1}: {episodes} episodes in {(time.monotonic() - start) / 60:.1f} minutes")
     print(", ".join(f"{kind} {value:.0f} s" for kind, value in seconds.items()))
     print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in sums.items()))
     print(f"resident: {resident_start:.0f} MiB at the start, {resident_early:.0f} early, {resident_end:.0f} at the end")

@@ -15,7 +15,6 @@ before the SIGTERM. Between them, the server's memory may not have grown by more
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import shutil
@@ -30,6 +29,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from nanoinfer.model.loader import BUNDLED_ROOTS
 from nanoinfer.model.lora.manager import bundled_adapter
@@ -324,8 +325,7 @@ async def lull(traffic: Traffic, pid: int) -> float:
 
 def resident_mib(pid: int) -> float:
     """The memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def start(folder: Path) -> tuple["subprocess.Popen[str]", int]:

@@ -3,16 +3,16 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from itertools import count
 from typing import Any
 
 import pytest
 
-from nanoinfer import SamplingParams
+from nanoinfer import LLM, RequestOutput, SamplingParams
 from nanoinfer.engine.engine import Engine
-from tests.helpers.async_engines import following, in_a_pass, llm_around, with_barrier
-from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, step
-from tests.helpers.interrupts import Interrupted, raising
+from tests.helpers.async_engines import following, in_a_pass, llm_around, llm_behind_barrier
+from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, serve, step
+from tests.helpers.interrupts import Interrupted, interrupted_at, raising
 from tests.helpers.waiting import Worker, someone_waits, until
 
 
@@ -71,23 +71,6 @@ def test_an_engine_resets_when_its_bookkeeping_raises(
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize(("owner", "name"), [("model_runner", "forward_batch"), ("sampler", "sample")])
-@pytest.mark.parametrize("error", [Interrupted("Ctrl-C"), LookupError("a bug")], ids=["Ctrl-C", "a bug"])
-def test_only_the_requests_of_a_pass_end_when_the_model_or_the_sampler_raises(
-    monkeypatch: pytest.MonkeyPatch, owner: str, name: str, error: BaseException
-) -> None:
-    engine = make_engine(rows=1)
-    first, second = engine.add_request([5], greedy(3)), engine.add_request([50], greedy(3))
-    with monkeypatch.context() as patch:
-        patch.setattr(getattr(engine, owner), name, lambda *args, **kwargs: fail(error))
-        with pytest.raises(type(error)):
-            engine.step()
-    outputs = finish(engine)
-    assert (outputs[first].finish_reason, outputs[first].error) == ("abort", error)
-    assert outputs[second].token_ids == [51, 52, 53]
-    assert_all_free(engine)
-
-
 def test_a_reset_that_is_cut_short_is_completed_by_whoever_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     rid = engine.add_request([5], greedy(3))
@@ -126,25 +109,6 @@ def test_an_interrupt_in_a_change_between_steps_resets_too_and_no_output_is_lost
     assert (outputs[rid].finish_reason, outputs[rid].token_ids) == ("abort", [6])
     assert engine.abort(rid) is None
     assert_all_free(engine)
-
-
-def test_a_tokenizer_that_fails_ends_its_request_and_one_that_is_interrupted_resets_the_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = make_engine()
-    assert engine.builder.tokenizer is not None
-    for error in (ValueError("the tokenizer fails"), Interrupted("Ctrl-C")):
-        rid, waiting = engine.add_request([65, 66], greedy(3)), engine.add_request([70], greedy(3), timeout_s=1000.0)
-        step(engine)
-        with monkeypatch.context() as patch:
-            patch.setattr(engine.builder.tokenizer, "decode", lambda *args, error=error, **kwargs: fail(error))
-            with pytest.raises(Interrupted) if isinstance(error, Interrupted) else nullcontext():
-                finish(engine)
-        outputs = finish(engine)
-        assert isinstance(error, ValueError) or {outputs[i].error for i in (rid, waiting)} == {error}
-        healthy = engine.add_request([65], greedy(2))
-        assert finish(engine)[healthy].finish_reason == "length"
-        assert_all_free(engine)
 
 
 # --- calls from inside a pass ------------------------------------------------------------------------------------
@@ -198,46 +162,98 @@ def strike_main_thread() -> None:
 @pytest.mark.usefixtures("_alarm")
 @pytest.mark.parametrize("where", ["submit", "wait", "stream"])
 def test_a_handler_that_raises_ends_the_main_threads_call_and_no_other(where: str) -> None:
-    engine, barrier = with_barrier(open_at_once=False)
-    llm = llm_around(engine)
-    other = in_a_pass(llm, barrier, [5], greedy(30))
+    with llm_behind_barrier() as (llm, barrier):
+        other = in_a_pass(llm, barrier, [5], greedy(30))
 
-    def strike() -> None:
-        until(lambda: someone_waits(engine), "the main thread's call")
-        if where != "submit":
-            barrier.let_one_through()
-            until(lambda: barrier.arrivals == 2 and len(engine.open_requests.groups) == 2, "a pass with its request")
-        strike_main_thread()
+        def strike() -> None:
+            until(lambda: someone_waits(llm.engine), "the main thread's call")
+            if where != "submit":
+                barrier.let_one_through()
+                until(
+                    lambda: barrier.arrivals == 2 and len(llm.engine.open_requests.groups) == 2,
+                    "a pass with its request",
+                )
+            strike_main_thread()
 
-    striker = Worker(strike)
-    with pytest.raises(Interrupted):
-        list(llm.stream([50], greedy(2))) if where == "stream" else llm.generate([50], greedy(2))
-    striker.result()
-    barrier.open()
-    assert other.result()[0].token_ids == following(5, 30)
-    assert (engine.stats().aborted, engine.stats().finished) == (1, 1)
-    assert_all_free(engine)
+        striker = Worker(strike)
+        with pytest.raises(Interrupted):
+            list(llm.stream([50], greedy(2))) if where == "stream" else llm.generate([50], greedy(2))
+        striker.result()
+        barrier.open()
+        assert other.result()[0].token_ids == following(5, 30)
+        assert (llm.engine.stats().aborted, llm.engine.stats().finished) == (1, 1)
 
 
 def test_a_handler_may_call_while_its_thread_waits_for_its_own_call() -> None:
-    engine, barrier = with_barrier(open_at_once=False)
-    llm = llm_around(engine)
-    answers = []
+    with llm_behind_barrier() as (llm, barrier):
+        answers = []
 
-    def handler(*_: object) -> None:
-        barrier.open()
-        answers.append(llm.generate([70], greedy(2))[0].token_ids)
+        def handler(*_: object) -> None:
+            barrier.open()
+            answers.append(llm.generate([70], greedy(2))[0].token_ids)
 
-    def strike() -> None:
-        until(lambda: barrier.arrivals, "a pass")
-        strike_main_thread()
+        def strike() -> None:
+            until(lambda: barrier.arrivals, "a pass")
+            strike_main_thread()
 
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        striker = Worker(strike)
-        (output,) = llm.generate([5], greedy(3))
-        striker.result()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert (answers, output.token_ids) == ([[71, 72]], [6, 7, 8])
-    assert_all_free(engine)
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            striker = Worker(strike)
+            (output,) = llm.generate([5], greedy(3))
+            striker.result()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert (answers, output.token_ids) == ([[71, 72]], [6, 7, 8])
+
+
+# --- at any moment: tokens are right, nothing is lost, nobody waits for ever -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"host_cache_tokens": 64}, {"page_size": 4, "num_scheduler_steps": 3}, {"disable_radix_cache": True}],
+)
+def test_manual_steps_interrupted_at_any_moment_lose_nothing(options: dict[str, Any]) -> None:
+    """In little room: with chunks, evictions and retractions."""
+    for moment in count(1, 613):
+        engine = make_engine(rows=3, slots=24, chunked_prefill_size=8, schedule_conservativeness=0.001, **options)
+        rids, outputs = dict[int, int](), dict[int, RequestOutput]()
+        with interrupted_at(moment) as where:
+            for base in (5, 50, 5, 80):
+                rids[engine.add_request(range(base, base + 10), greedy(8))] = base + 9  # type: ignore[arg-type]
+            while engine.has_unfinished():
+                outputs |= {output.request_id: output for output in engine.step()}
+        engine.check_integrity()
+        outputs |= finish(engine)
+        for rid, output in outputs.items():
+            assert output.token_ids == following(rids[rid], len(output.token_ids)), where
+            if output.finished:  # else the interrupt took its last output
+                assert len(output.token_ids) == 8 or isinstance(output.error, Interrupted), where
+        assert where or all(outputs[rid].finished for rid in rids)
+        assert [output.token_ids for output in serve(engine, [7], [70])] == [following(7, 4), following(70, 4)]
+        assert_all_free(engine)
+        if not where:
+            return
+
+
+CALLS: dict[str, Callable[[LLM], Any]] = {
+    "generate": lambda llm: llm.generate([[5], [50], [80]], greedy(3), use_tqdm=False),
+    "stream": lambda llm: list(llm.stream([5], greedy(3))),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_calls_interrupted_at_any_moment_leave_the_engine_to_others(call: str, is_first: bool) -> None:
+    """The first one of an LLM starts the engine's thread."""
+    for moment in count(1, 5):
+        llm = llm_around(make_engine())
+        if not is_first:
+            llm.generate([20], greedy(2))
+        with interrupted_at(moment) as where:
+            CALLS[call](llm)
+        assert Worker(llm.generate, [30], greedy(3)).result()[0].token_ids == following(30, 3), where
+        until(lambda llm=llm: not llm.engine.has_unfinished(), f"their end: {where}")
+        assert_all_free(llm.engine)
+        if not where:
+            return

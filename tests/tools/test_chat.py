@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, AsyncEngine, SamplingParams
-from tests.helpers.async_engines import run
 from tests.helpers.chats import CHAT, PARTS, THINKING
 
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0, ignore_eos=True)
@@ -46,27 +45,24 @@ def test_stream_chat_checks_its_messages_at_once(llm: LLM) -> None:
         llm.stream_chat([{"role": "wizard", "content": "a"}])
 
 
-def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
-    async def test() -> None:
-        async with AsyncEngine("story", max_running_requests=2, max_total_tokens=256, seed=0) as front:
-            assert isinstance(front.llm, LLM)
-            assert front.llm.config.random_seed == 0
-            output = await front.chat(PARTS, GREEDY)
-            assert (output.prompt_token_ids, output.text) == (wanted.prompt_token_ids, wanted.text)
-            pieces = [piece async for piece in front.stream_chat(CHAT, GREEDY)]
-            assert "".join(piece.text for piece in pieces) == wanted.text
-            assert front.chat_prompt(CHAT) == wanted.prompt_token_ids
-            with pytest.raises(ValueError, match="wizard"):
-                await front.chat([{"role": "wizard", "content": "a"}])
-            with pytest.raises(ValueError, match="wizard"):
-                await anext(front.stream_chat([{"role": "wizard", "content": "a"}]))
-            with pytest.raises(ValueError, match=r"^messages: .*max_context_len"):
-                await front.chat([{"role": "user", "content": "a" * 5000}])
-            with pytest.raises(ValueError, match="chat_template_kwargs"):
-                await front.chat(CHAT, chat_template_kwargs={"tokenize": True})
-
+async def test_an_async_engine_chats_as_the_llm_does(llm: LLM) -> None:
     (wanted,) = llm.chat(CHAT, GREEDY)
-    run(test)
+    async with AsyncEngine("story", max_running_requests=2, max_total_tokens=256, seed=0) as front:
+        assert isinstance(front.llm, LLM)
+        assert front.llm.config.random_seed == 0
+        output = await front.chat(PARTS, GREEDY)
+        assert (output.prompt_token_ids, output.text) == (wanted.prompt_token_ids, wanted.text)
+        pieces = [piece async for piece in front.stream_chat(CHAT, GREEDY)]
+        assert "".join(piece.text for piece in pieces) == wanted.text
+        assert front.chat_prompt(CHAT) == wanted.prompt_token_ids
+        with pytest.raises(ValueError, match="wizard"):
+            await front.chat([{"role": "wizard", "content": "a"}])
+        with pytest.raises(ValueError, match="wizard"):
+            await anext(front.stream_chat([{"role": "wizard", "content": "a"}]))
+        with pytest.raises(ValueError, match=r"^messages: .*max_context_len"):
+            await front.chat([{"role": "user", "content": "a" * 5000}])
+        with pytest.raises(ValueError, match="chat_template_kwargs"):
+            await front.chat(CHAT, chat_template_kwargs={"tokenize": True})
 
 
 def test_the_aliases_of_llm_set_what_they_name(checkpoint: Callable[..., Path]) -> None:

@@ -5,28 +5,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-HARMLESS = {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-    "title",
-    "description",
-    "$schema",
+ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "$schema", "$defs", "definitions"}
+HARMLESS = {"type", "properties", "required", "additionalProperties"} | ANNOTATIONS
+TYPES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
 }
-INTEGER = {"integer", "number"}
-TYPES = dict[type, set[str]](
-    [
-        (str, {"string"}),
-        (bool, {"boolean"}),
-        (int, INTEGER),
-        (float, {"number"}),
-        (type(None), {"null"}),
-        (dict, {"object"}),
-    ]
-) | {list: {"array"}}
 
 
 def properties_of(name: str, schema: Any, names: re.Pattern[str]) -> list[tuple[str, dict[str, Any], bool]]:
@@ -34,10 +23,7 @@ def properties_of(name: str, schema: Any, names: re.Pattern[str]) -> list[tuple[
     this, or where a name is none of `names`."""
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise ValueError(f"the parameters of {name!r}: must be of type object")
-    if others := sorted(schema.keys() - HARMLESS):
-        raise ValueError(
-            f"the parameters of {name!r}: {others[0]}: cannot be demanded in this model's tool-call format"
-        )
+    check_keys(schema, HARMLESS, f"the parameters of {name!r}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     for each in (name, *properties, *required):
         if not each or not names.fullmatch(each):
@@ -51,34 +37,38 @@ def properties_of(name: str, schema: Any, names: re.Pattern[str]) -> list[tuple[
     ]
 
 
+def check_keys(schema: Mapping[str, Any], known: set[str], where: str) -> None:
+    """ValueError where a schema says more than `known`."""
+    if others := sorted(schema.keys() - known):
+        raise ValueError(f"{where}: {others[0]}: cannot be demanded in this model's tool-call format")
+
+
 def types_of(schema: Any, root: Any) -> set[str] | None:
     """The JSON types that a value may have, None if that is not known. `root`: where references are looked up."""
     if not isinstance(schema, dict):
         return None
+    types: set[str] | None = None
     if isinstance(kind := schema.get("type"), str | list):
         types = {kind} if isinstance(kind, str) else {*kind}
-        return types | {"integer"} if "number" in types else types
-    if "const" in schema or isinstance(schema.get("enum"), list):
-        return set().union(*(TYPES[type(value)] for value in schema.get("enum", [schema.get("const")])))
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+    elif "const" in schema or isinstance(schema.get("enum"), list):
+        types = {TYPES[type(value)] for value in schema.get("enum", [schema.get("const")])}
+    elif isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
         found = root
         for key in reference[2:].split("/"):
             found = found.get(key) if isinstance(found, Mapping) else None
         return None if found is schema or not isinstance(found, dict) or "$ref" in found else types_of(found, root)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(parts := schema.get(key), list):
-            each = [types_of(part, root) for part in parts]
-            return None if None in each else set().union(*(types for types in each if types))
-    return None
+    elif isinstance(parts := schema.get("anyOf", schema.get("oneOf")), list):
+        each = [types_of(part, root) for part in parts]
+        types = None if None in each else set().union(*(inner for inner in each if inner))
+    return types | {"integer"} if types and "number" in types else types
 
 
-def type_of(text: str) -> set[str]:
-    """The types of a JSON text; none if it is no JSON."""
+def type_of(text: str) -> str | None:
+    """The type of a JSON text; None if it is no JSON."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        return TYPES[type(json.loads(text, parse_constant=_refuse))]
     except (ValueError, RecursionError):
-        return set()
-    return TYPES[type(value)]
+        return None
 
 
 def _refuse(constant: str) -> None:

@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from nanoinfer.requests.tool_calls.arguments import type_of
+
 T = TypeVar("T")
 Reads = Generator[None, None, T]  # of what it returns, in the end
 SPACE = re.compile(r"\s*")
@@ -50,10 +52,11 @@ class Arguments:
 
 @dataclass
 class CallEnd:
-    """A call has ended: behind so many characters of the reply."""
+    """A call has ended: behind so many characters of the reply. `is_whole`: its arguments are the JSON of an object."""
 
     index: int
     at: int
+    is_whole: bool = True
 
 
 Part = Text | Reasoning | CallBegin | Arguments | CallEnd
@@ -65,14 +68,16 @@ class NotACall(Exception):
 
 class Cursor:
     """`text`: what is kept of the text; `at`: how much of it has been read; `is_last`: no more will come. `parts`: what was
-    found since the last piece. `calls`: how many calls have begun. `schemas`: name of a function → JSON schema of its
-    arguments, as far as they are known. `id_length`: of a call's id, if it must have one."""
+    found since the last piece. `calls`: how many calls have begun; `is_whole`: see CallEnd, of the last that has ended.
+    `schemas`: name of a function → JSON schema of its arguments, as far as they are known. `id_length`: of a call's id, if
+    it must have one."""
 
     def __init__(self, schemas: Mapping[str, Any] | None = None, id_length: int | None = None) -> None:
         self.schemas, self._id_length = schemas or {}, id_length
         self.text, self.at, self.is_last = "", 0, False
         self.parts: list[Part] = []
-        self.calls = 0
+        self.calls, self.is_whole = 0, True
+        self._arguments: list[str] = []  # of the last call
         self._dropped = 0  # characters before `text`
 
     # --- what is found ---
@@ -100,17 +105,20 @@ class Cursor:
             CallBegin(self.calls, new[: self._id_length] if self._id_length else f"call_{new[:24]}", name)
         )
         self.calls += 1
+        self._arguments = []
 
     def add_arguments(self, text: str) -> None:
         """A piece of the call's arguments."""
         if text:
             self.parts.append(Arguments(self.calls - 1, text))
+            self._arguments.append(text)
         if self.at > MANY:
             self.forget()
 
     def end(self) -> None:
         """The call has ended."""
-        self.parts.append(CallEnd(self.calls - 1, self._dropped + self.at))
+        self.is_whole = type_of("".join(self._arguments)) == "object"
+        self.parts.append(CallEnd(self.calls - 1, self._dropped + self.at, self.is_whole))
         self.forget()
 
     def undo(self) -> None:
@@ -194,8 +202,3 @@ def _finder(tags: frozenset[str]) -> tuple[re.Pattern[str], frozenset[str], int]
     pattern = re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))) or "(?!)")
     beginnings = frozenset(tag[:n] for tag in tags for n in range(1, len(tag)))
     return pattern, beginnings, max(map(len, beginnings), default=0)
-
-
-def overlap(text: str, wanted: str) -> int:
-    """How many of the last characters of `text` may begin `wanted`: the longest suffix that is a proper prefix of it."""
-    return next((n for n in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:n])), 0)

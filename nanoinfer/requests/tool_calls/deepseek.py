@@ -1,10 +1,11 @@
 """The calls of DeepSeek: names and JSON between tags, from V3.1 on without a fence around the JSON."""
 
 import re
+from collections.abc import Sequence
 
-from nanoinfer.requests.tool_calls.call_format import JsonCalls, Tag, quoted
+from nanoinfer.requests.tool_calls.call_format import CallFormat
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
-from nanoinfer.requests.tool_calls.json_text import read_arguments
+from nanoinfer.requests.tool_calls.values import read_arguments
 
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -12,19 +13,13 @@ FENCE, FENCE_END = "```json", "```"
 WORD = re.compile(r"[^<\n`{]*")
 
 
-class DeepSeek(JsonCalls):
+class DeepSeek(CallFormat):
     """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`"""
 
     name = "deepseek_v31"
-    begins, ends = (ALL, CALL), (CALL_END, ALL_END, FENCE_END)
-    between, around = "", (ALL, ALL_END)
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return (ALL, ALL_END, CALL, CALL_END, SEPARATOR)
-
-    def is_in(self, template: str) -> bool:
-        return ALL in template
+    marks: Sequence[Sequence[str]] = ((ALL,),)
+    begins, ends, others = (ALL, CALL), (CALL_END, ALL_END, FENCE_END), (SEPARATOR,)
+    call, between, around = f"{CALL}NAME{SEPARATOR}ARGUMENTS{CALL_END}", "", (ALL, ALL_END)
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
         """Read calls in either way."""
@@ -46,19 +41,11 @@ class DeepSeek(JsonCalls):
         yield from read_arguments(cursor, (CALL_END,))
         cursor.end()
 
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        return f"{tag(CALL)} {quoted(name)} {tag(SEPARATOR)}", tag(CALL_END)
-
 
 class DeepSeekFenced(DeepSeek):
     """`...<｜tool▁call▁begin｜>function<｜tool▁sep｜>f`, and the arguments in a block of code"""
 
     name = "deepseek_v3"
+    marks = ((ALL, FENCE),)
+    call = f"{CALL}function{SEPARATOR}NAME\n{FENCE}\nARGUMENTS\n{FENCE_END}{CALL_END}"
     between = "\n"
-
-    def is_in(self, template: str) -> bool:
-        return ALL in template and FENCE in template
-
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        before = quoted(f"{name}\n{FENCE}\n")
-        return f'{tag(CALL)} "function" {tag(SEPARATOR)} {before}', f"{quoted(f'{chr(10)}{FENCE_END}')} {tag(CALL_END)}"

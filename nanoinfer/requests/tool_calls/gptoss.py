@@ -3,28 +3,23 @@
 import re
 from collections.abc import Sequence
 
-from nanoinfer.requests.tool_calls.call_format import JsonCalls, Schemas, Tag, quoted
+from nanoinfer.requests.tool_calls.call_format import CallFormat, Schemas, Tag
 from nanoinfer.requests.tool_calls.cursor import Cursor, Reads
-from nanoinfer.requests.tool_calls.json_text import read_arguments
 from nanoinfer.requests.tool_calls.reasoning import ReasoningFormat, text_until
+from nanoinfer.requests.tool_calls.values import read_arguments
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 CALLED = re.compile(r"to=functions\.([\w.\-]+)")
 
 
-class GptOss(JsonCalls):
+class GptOss(CallFormat):
     """`<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>`, which Channels reads"""
 
     name = "gptoss"
-    ends = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
-
-    def is_in(self, template: str) -> bool:
-        return CHANNEL in template
-
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        head = f"{tag(CHANNEL)} {quoted(f'commentary to=functions.{name} ')}"
-        return f'{head} {tag(CONSTRAIN)} "json" {tag(MESSAGE)}', ""
+    marks = ((CHANNEL,),)
+    others = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+    call = f"{CHANNEL}commentary to=functions.NAME {CONSTRAIN}json{MESSAGE}ARGUMENTS"
 
     def grammar(self, functions: Schemas, parallel: bool, tag: Tag) -> tuple[list[str], Schemas]:
         return super().grammar(functions, False, tag)  # an end token follows a call

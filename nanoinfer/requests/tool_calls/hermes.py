@@ -1,66 +1,122 @@
 """Calls that are JSON objects between two tags, or in a list behind one: of Hermes and Qwen, Phi-4-mini, and Llama 3."""
 
-from nanoinfer.requests.tool_calls.call_format import JsonCalls, Tag, named, quoted
+import re
+from collections.abc import Sequence
+
+from nanoinfer.requests.tool_calls.call_format import CallFormat
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
-from nanoinfer.requests.tool_calls.json_text import read_call, read_calls
+from nanoinfer.requests.tool_calls.values import read_arguments, read_string, read_whole, string_in, value_in
+
+KEYS = ("arguments", "parameters")  # under which models write arguments
+BETWEEN = re.compile(r"[\s,;}\]]*")  # calls, and behind the last: some models write a bracket too many
 
 
-class Hermes(JsonCalls):
+class ObjectCalls(CallFormat):
+    """Calls that are objects. `strict`: see `read_call`."""
+
+    strict = False
+
+    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
+        yield from read_objects(cursor, self.ends, self.strict)
+
+
+class Hermes(ObjectCalls):
     """`<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>`"""
 
     name = "hermes"
+    marks = (("<tool_call>", '"arguments"'),)
     begins, ends = ("<tool_call>",), ("</tool_call>",)
+    call = '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>'
 
     def is_in(self, template: str) -> bool:
-        return self.begins[0] in template and '"arguments"' in template and "<function=" not in template
-
-    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
-        yield from read_calls(cursor, self.ends)
-        while (yield from cursor.peek()) == "{":  # some models write several between the tags
-            yield from read_calls(cursor, self.ends)
-
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        begin, end = tag(self.begins[0]), tag(self.ends[0])
-        return f'{begin} "\\n" {named(name, "arguments")}', f'"}}\\n" {end}'
+        return super().is_in(template) and "<function=" not in template
 
 
-class Phi(JsonCalls):
+class Phi(ObjectCalls):
     """`<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]<|/tool_call|>`, or `functools[...]`"""
 
     name = "phi4_mini"
+    marks = (("functools",), ("<|tool_call|>",), ("<|tool|>",))
     begins, ends = ("<|tool_call|>", "functools"), ("<|/tool_call|>",)
-    between, around = ", ", ("functools[", "]")
-
-    def is_in(self, template: str) -> bool:
-        return any(part in template for part in ("functools", "<|tool_call|>", "<|tool|>"))
+    call, between, around = '{"name": "NAME", "arguments": ARGUMENTS}', ", ", ("functools[", "]")
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
         if tag == "functools" and (yield from cursor.peek()) != "[":
             raise NotACall
-        yield from read_calls(cursor, self.ends)
-
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        return named(name, "arguments"), quoted("}")
+        yield from super().read_calls(cursor, tag)
 
 
-class Llama(JsonCalls):
+class Llama(ObjectCalls):
     """`{"name": "f", "parameters": {"a": 1}}`, first in a reply or behind `<|python_tag|>`; `; ` before another"""
 
     name = "llama3_json"
-    begins, bare = ("<|python_tag|>",), "{"
-    between = "; "
+    marks = tuple(('"parameters": ', tag) for tag in ("<|python_tag|>", "<|start_header_id|>", "<|header_start|>"))
+    begins, bare, strict = ("<|python_tag|>",), "{", True
+    call, between = '{"name": "NAME", "parameters": ARGUMENTS}', "; "
 
-    def is_in(self, template: str) -> bool:
-        return '"parameters": ' in template and any(
-            tag in template for tag in (*self.begins, "<|start_header_id|>", "<|header_start|>")
-        )
 
-    def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
-        while True:
-            yield from read_call(cursor, strict=True)
+def read_objects(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
+    """Read calls in a list, or one after the other. `ends`, `strict`: see `read_call`."""
+    yield from cursor.run()
+    yield from cursor.take("[")
+    while True:
+        yield from read_call(cursor, ends, strict)
+        yield from cursor.run(BETWEEN)
+        if (yield from cursor.peek()) != "{":
+            return
+
+
+def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) -> Reads[None]:
+    """Read a call that is an object with `name` and `arguments` (or `parameters`), in any order, and other members that
+    mean nothing. NotACall where it is none. `ends`: see `read_arguments`. `strict`: it must have arguments, and call a
+    function that is known: without a tag, any object might come."""
+    before, name, arguments = cursor.calls, "", ""
+    yield from cursor.run()
+    if not (yield from cursor.take("{")):
+        raise NotACall
+    try:
+        while not (yield from _is_at_end(cursor)):
+            key = yield from read_string(cursor)
             yield from cursor.run()
-            if not (yield from cursor.take(";")) and (yield from cursor.peek()) != "{":
-                return
+            if not (yield from cursor.take(":")):
+                raise NotACall
+            yield from cursor.run()
+            if key == "name" and not name:
+                name = yield from read_string(cursor)
+            elif key not in KEYS or arguments or cursor.calls > before:
+                yield from read_whole(cursor)
+            elif name and (yield from cursor.peek()) == "{":
+                cursor.begin(name, strict)
+                yield from read_arguments(cursor, ends)
+            else:
+                arguments = _as_object((yield from read_whole(cursor)))
+    except NotACall:
+        if cursor.calls == before and not (name and arguments):
+            raise
+    if cursor.calls == before:
+        if not name or (strict and not arguments):
+            raise NotACall
+        cursor.begin(name, strict)
+        cursor.add_arguments(arguments or "{}")
+    cursor.end()
 
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        return named(name, "parameters"), quoted("}")
+
+def _is_at_end(cursor: Cursor) -> Reads[bool]:
+    """Whether an object ends here, and no other member comes."""
+    yield from cursor.run()
+    if (yield from cursor.take("}")):
+        return True
+    yield from cursor.take(",")
+    yield from cursor.run()
+    return False
+
+
+def _as_object(written: str) -> str:
+    """Arguments as an object, if they are the text of one, or null. NotACall if they are not."""
+    if written.startswith('"'):
+        written = value_in(string_in(written).strip() or "null")
+    if written == "null":
+        return "{}"
+    if not written.startswith("{"):
+        raise NotACall
+    return written

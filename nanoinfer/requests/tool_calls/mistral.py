@@ -1,34 +1,35 @@
 """The calls of Mistral: a list of JSON objects behind a tag, or a tag before each name and arguments (from v11 on)."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
-from nanoinfer.requests.tool_calls.call_format import JsonCalls, Tag, named, quoted
+from nanoinfer.requests.tool_calls.call_format import CallFormat, Schemas, Tag
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
-from nanoinfer.requests.tool_calls.json_text import read_arguments, read_calls
+from nanoinfer.requests.tool_calls.hermes import read_objects
+from nanoinfer.requests.tool_calls.values import read_arguments
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-NAME = re.compile(r"[\w.\-]*")
+WORD = re.compile(r"[\w.\-]*")
 
 
-class MistralList(JsonCalls):
+class MistralList(CallFormat):
     """`[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]`"""
 
     name = "mistral"
+    marks: Sequence[Sequence[str]] = ((CALLS,),)
     begins, id_length = (CALLS,), 9
-    between, around = ", ", (CALLS, "]")
-
-    def is_in(self, template: str) -> bool:
-        return CALLS in template
+    call, between, around = '{"name": "NAME", "arguments": ARGUMENTS}', ", ", (f"{CALLS}[", "]")
 
     def read_calls(self, cursor: Cursor, tag: str) -> Reads[None]:
         """Read calls in either way."""
         yield from cursor.run()
         if (yield from cursor.peek()) in ("[", "{"):
-            yield from read_calls(cursor, self.begins)
+            yield from read_objects(cursor, self.begins)
             return
-        name = yield from cursor.run(NAME)
+        name = yield from cursor.run(WORD)
         if (yield from cursor.take(CALL_ID)):
-            yield from cursor.run(NAME)
+            yield from cursor.run(WORD)
         yield from cursor.take(ARGS)
         yield from cursor.run()
         if not name or (yield from cursor.peek()) != "{":
@@ -37,29 +38,15 @@ class MistralList(JsonCalls):
         yield from read_arguments(cursor)
         cursor.end()
 
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
-        return named(name, "arguments"), quoted("}")
-
-    def _all(self, tag: Tag) -> list[str]:
-        return [f'{tag(CALLS)} "["', '"]"']
-
 
 class Mistral(MistralList):
     """`[TOOL_CALLS]f[ARGS]{"a": 1}`"""
 
     name = "mistral_v11"
-    between, around = "", ("", "")
+    marks, others = ((CALLS, ARGS),), (CALL_ID, ARGS)
+    call, between, around = f"{CALLS}NAMEARGUMENTS", "", ("", "")
 
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return (CALLS, CALL_ID, ARGS)
-
-    def is_in(self, template: str) -> bool:
-        return CALLS in template and ARGS in template
-
-    def one(self, name: str, tag: Tag) -> tuple[str, str]:
+    def arguments(self, i: int, name: str, schema: Any, tag: Tag) -> tuple[str, list[str], Schemas]:
+        value, rules, parts = super().arguments(i, name, schema, tag)
         call_id = f"({tag(CALL_ID)} /[a-zA-Z0-9]{{{self.id_length}}}/)?"  # of v11 alone
-        return f"{tag(CALLS)} {quoted(name)} {call_id} {tag(ARGS)}", ""
-
-    def _all(self, tag: Tag) -> list[str]:
-        return ["", ""]
+        return f"{call_id} {tag(ARGS)} {value}", rules, parts

@@ -40,6 +40,11 @@ class ReplyParser:
         """How many calls have begun."""
         return self._cursor.calls
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last call that has ended is whole (see CallEnd)."""
+        return self._cursor.is_whole
+
     def read(self, text: str, last: bool = False) -> list[Part]:
         """What a piece adds, in order. With `last`, nothing is held back; nothing may be read after it."""
         self._cursor.text += text

@@ -54,7 +54,7 @@ class MessagesFormatter(ResponseFormatter):
         events = "".join(map(self._add, self._replies.read(0, part)))
         if (reason := reason_in(part)) is None:
             return events
-        end = "tool_use" if self._replies.has_calls(0) else "end_turn"
+        end = "tool_use" if self._replies.parsers[0].calls else "end_turn"
         if reason == "length":
             end = "max_tokens" if self.request.params.max_new_tokens == self._max_tokens else CONTEXT_IS_FULL
         elif isinstance(part.stop_reason, str):

@@ -46,12 +46,12 @@ class ToolUseBlock(Strict):
 
 
 class ToolResultBlock(Strict):
-    """What a tool has returned. `is_error` is not shown to the model: the content says it."""
+    """What a tool has returned. With `is_error`, the model reads "Error: " before it."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
     content: responses.Content = Field(default_factory=list)
-    ignored = ("is_error",)
+    is_error: bool | None = None
 
 
 Blocks = Items[Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, ByType()]]
@@ -166,6 +166,8 @@ def _items(message: InputMessage) -> list[Any]:
             text, call = json.dumps(block.input, ensure_ascii=False), responses.FunctionCallItem
             items.append(call.model_construct(call_id=block.id, name=block.name, arguments=text))
         else:
-            result = responses.FunctionCallOutputItem
-            items.append(result.model_construct(call_id=block.tool_use_id, output=block.content))
+            result, output = responses.FunctionCallOutputItem, block.content
+            if block.is_error:
+                output = [responses.TextPart(type="text", text=f"Error: {responses.text_of(output)}")]
+            items.append(result.model_construct(call_id=block.tool_use_id, output=output))
     return items

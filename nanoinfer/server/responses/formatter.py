@@ -1,6 +1,5 @@
 """What /v1/responses answers: output items, and the events that tell how they come to be."""
 
-import json
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -25,15 +24,6 @@ SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 UNSET = ("completed_at", "error", "incomplete_details", "usage", "max_tool_calls")
 FIXED = {"object": "response", "truncation": "disabled", "background": False, "service_tier": "default"}
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # an item with text → the type of its one part
-
-
-def is_json(text: str) -> bool:
-    """Whether arguments are whole."""
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 class ResponsesFormatter(ResponseFormatter):
@@ -84,7 +74,7 @@ class ResponsesFormatter(ResponseFormatter):
         if (reason := reason_in(part)) is None:
             return events
         self._status = "incomplete" if reason == "length" else "completed"
-        return events + ("" if self._output else self._begin_text("message")) + self._end()
+        return events + ("" if self._output else self._begin_text("message")) + self._end(self._status)
 
     def _add(self, part: Part) -> str:
         if isinstance(part, CallBegin):
@@ -94,7 +84,7 @@ class ResponsesFormatter(ResponseFormatter):
             self._output[-1]["arguments"] += part.text
             return self._event_of_item("function_call_arguments.delta", delta=part.text)
         if isinstance(part, CallEnd):
-            return self._end()
+            return self._end("completed" if part.is_whole else "incomplete")
         kind, events = "message" if isinstance(part, Text) else "reasoning", ""
         if not (self._is_open and self._output[-1]["type"] == kind):
             events = self._end() + self._begin_text(kind)
@@ -123,14 +113,13 @@ class ResponsesFormatter(ResponseFormatter):
         self._is_open = True
         return self._event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
-    def _end(self) -> str:
+    def _end(self, status: str = "completed") -> str:
         """End the item that is open, if one is."""
         if not self._is_open:
             return ""
         item, self._is_open = self._output[-1], False
-        item["status"] = self._status
+        item["status"] = status
         if item["type"] == "function_call":
-            item["status"] = "completed" if is_json(item["arguments"]) else "incomplete"
             events = self._event_of_item("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         else:
             (part,) = item["content"]

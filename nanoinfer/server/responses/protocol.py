@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reprlib import repr as repr_in_short
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from nanoinfer.server.errors import bad_request, refuse_if
 from nanoinfer.server.protocol import (
@@ -24,6 +24,7 @@ from nanoinfer.server.protocol import (
     Strict,
     Tool,
     or_text,
+    without_search,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -164,9 +165,11 @@ class ResponsesRequest(OpenAIFields):
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
-    tools: (
-        Annotated[list[Annotated[FunctionTool | NamespaceTool, ByType()]], Field(fail_fast=True, max_length=128)] | None
-    ) = None
+    tools: Annotated[
+        Annotated[list[Annotated[FunctionTool | NamespaceTool, ByType()]], Field(fail_fast=True, max_length=128)]
+        | None,
+        BeforeValidator(without_search),
+    ] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

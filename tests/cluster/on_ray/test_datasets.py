@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nanoinfer import LLM, SamplingParams
+from tests.cluster.on_ray.conftest import OPTIONS
 from tests.helpers.waiting import HANG_S, Worker, until
 
-OPTIONS = {"max_total_tokens": 4096, "max_running_requests": 8}
 PARAMS = SamplingParams(max_new_tokens=12, seed=11)
 STORIES = [  # longer than what an engine computes twice to save a pass
     f"There was once a {who} who lived {where} and liked to play, to sing and to eat with all the friends that came to see "
@@ -30,9 +30,9 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    from tests.helpers.ray_cluster import three_nodes_or_skip
+    from tests.helpers.ray_cluster import three_nodes
 
-    with three_nodes_or_skip() as cluster:
+    with three_nodes() as cluster:
         yield cluster
 
 
@@ -42,13 +42,13 @@ def given(nodes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def wanted() -> dict[str, str]:
+def wanted(llm: LLM) -> dict[str, str]:
     """Each row's text, by one engine."""
     from nanoinfer.cluster.data.generator import Work
 
     work = Work("story", OPTIONS, PARAMS, "prompt", "key", 11)
     table = rows(96)
-    outputs = LLM("story", **OPTIONS).generate(
+    outputs = llm.generate(
         [row["prompt"] for row in table], [work.params_of(row["key"]) for row in table], use_tqdm=False
     )
     return {row["key"]: output.text for row, output in zip(table, outputs, strict=True)}

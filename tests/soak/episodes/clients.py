@@ -39,11 +39,7 @@ CLOSED = (EngineClosedError, QueueFullError)  # what a request of a client that 
 class Visitors(Crowd):
     """The threads around one engine, those that run event loops among them."""
 
-    failures = (InjectedError, InjectedPanic, StepFailedError)  # the call that raises the error itself, and the others
-
-    def __init__(self, llm: LLM, counts: Counter[str]):
-        super().__init__(llm, counts)
-        self.is_over = False  # True: the LLM has been shut down
+    is_over = False  # True: the LLM has been shut down
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
@@ -264,17 +260,22 @@ def check_that_threads_end() -> None:
 def run_episode(
     llm: LLM, rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> Counter[str]:
-    """1 to 3 threads, 1 or 2 event loops; then the LLM is shut down while they go on, or serves alone."""
+    """Some threads, up to two event loops; then the LLM is shut down while they go on, or serves alone."""
     counts: Counter[str] = Counter()
     visitors = Visitors(llm, counts)
 
     def jobs(*lengths: int) -> list[list[Job]]:
         return random_jobs(rng, oracle, prompts, max_new_tokens, list(lengths))
 
-    callers = jobs(*[CALLS] * int(rng.integers(1, 4)))
-    loops = [jobs(*[TASKS] * ROUNDS) for _ in range(int(rng.integers(1, 3)))]
-    meddlers, pausers = int(rng.integers(0, 2)), int(rng.integers(0, 2))
-    share = float(rng.choice([0.0, 0.0, 0.01, 0.1]))  # of passes fail
+    loops = [jobs(*[TASKS] * ROUNDS) for _ in range(int(rng.integers(0, 3)))]
+    callers = jobs(*[CALLS] * int(rng.integers(1, 4 if loops else 9)))
+    meddlers, pausers = int(rng.integers(0, 3)), int(rng.integers(0, 2))
+    if share := float(rng.choice([0.0, 0.0, 0.01, 0.1])):  # of passes fail
+        visitors.failures = (
+            InjectedError,
+            InjectedPanic,
+            StepFailedError,
+        )  # the call that raises it itself, and the others
     with hurry(rng), failing(llm.engine, share, int(rng.integers(2**31))):
         for of_one in callers:
             visitors.start(visitors.do, of_one)
@@ -291,7 +292,7 @@ def run_episode(
         again.do(callers[0][:5])
         again.check_all_free()
     else:
-        shut_down_in_the_middle(again, callers, loops[0], int(rng.integers(2**31)))
+        shut_down_in_the_middle(again, callers, [*loops, []][0], int(rng.integers(2**31)))
     stats = llm.engine.stats()
     counts["steps"] = stats.extend_steps + stats.decode_steps
     return counts

@@ -1,12 +1,11 @@
 """Processes that end while requests are in flight, at a random moment and in a random way.
 
-`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT --seed 0 --count 10` loads what takes long, then forks once
+`python -X faulthandler -m tests.soak.episodes.exits CHECKPOINT 0 10` loads what takes long, then forks once
 per seed; the child makes an LLM and an AsyncEngine, of one engine or of two, keeps them busy, and leaves. Its return code
 must be the one that Python gives for that way of leaving, and it must have said nothing else. What is in flight follows
 from the seed; what the moment of leaving meets does not.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -196,22 +195,19 @@ def is_right(said: str, way: str) -> bool:
 def run_episode(checkpoint: Path, seed: int, count: int) -> Counter[str]:
     """`count` processes, from another one that has no threads yet. AssertionError with what was wrong."""
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.soak.episodes.exits", str(checkpoint)]
-    command += ["--seed", str(seed), "--count", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + count * (SECONDS + 5))
+    done = subprocess.run(
+        [*command, str(seed), str(count)], capture_output=True, text=True, timeout=60 + count * (SECONDS + 5)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return Counter({"exits": count})
 
 
 def main() -> None:
     """Fork, once per process, and compare; returns in the child, which then ends as any script does."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoint")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1)
-    args = parser.parse_args()
+    checkpoint, (first, count) = sys.argv[1], map(int, sys.argv[2:])
     torch.set_num_threads(1)
-    model, failures = load_model(args.checkpoint), 0
-    for seed in range(args.seed, args.seed + args.count):
+    model, failures = load_model(checkpoint), 0
+    for seed in range(first, first + count):
         process = random_process(random.Random(seed))
         with tempfile.TemporaryFile() as output:
             pid = os.fork()
@@ -228,8 +224,8 @@ def main() -> None:
             said = output.read().decode(errors="replace")
             if code != WAYS[way] or not is_right(said, way):
                 failures += 1
-                print(f"FAILED --seed {seed}: {process}: return code {code}, must be {WAYS[way]}\n{said[-6000:]}")
-    print(f"{args.count} exits, {failures} wrong")
+                print(f"FAILED: exit {seed}: {process}: return code {code}, must be {WAYS[way]}\n{said[-6000:]}")
+    print(f"{count} exits, {failures} wrong")
     sys.exit(1 if failures else 0)
 
 

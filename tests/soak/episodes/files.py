@@ -1,10 +1,9 @@
 """Two processes that read and write K/V in one folder. They are killed at any moment, bits flip, disks are full at times.
 
-`python -m tests.soak.episodes.files FOLDER --seed 0` is one such process. It ends with an error when K/V comes back that is
+`python -m tests.soak.episodes.files FOLDER SEED` is one such process. It ends with an error when K/V comes back that is
 not what its tokens say. `run_episode` starts two, kills and replaces them, damages files, and looks at the folder.
 """
 
-import argparse
 import errno
 import random
 import signal
@@ -91,7 +90,7 @@ def damage(folder: Path, rng: random.Random) -> bool:
 
 
 def start(folder: Path, seed: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.soak.episodes.files", str(folder), "--seed", str(seed)]
+    command = [sys.executable, "-m", "tests.soak.episodes.files", str(folder), str(seed)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -139,13 +138,5 @@ def check_running(process: "subprocess.Popen[str]") -> None:
         raise AssertionError(process.communicate()[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    use(args.folder, args.seed)
-
-
 if __name__ == "__main__":
-    main()
+    use(Path(sys.argv[1]), int(sys.argv[2]))

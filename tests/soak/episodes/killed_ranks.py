@@ -2,21 +2,17 @@
 
 Whoever waits for the engine must be told which process it was within SECONDS, nothing must be left running, and every slot
 must be free. The rank, the engine's settings and what it is doing follow from the seed; what the moment meets does not.
-`python -m tests.soak.episodes.killed_ranks --seed 0 --count 10` makes ten kills, each with an engine of its own.
 """
 
-import argparse
-import json
+import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -80,39 +76,13 @@ def error_of(call: Callable[[], Any]) -> BaseException | None:
 
 def run_episode(seed: int) -> Counter[str]:
     """KILLS kills, in a process of their own. AssertionError with what was wrong."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.soak.episodes.killed_ranks",
-        "--seed",
-        str(seed * KILLS),
-        "--count",
-        str(KILLS),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Counter(json.loads(done.stdout.splitlines()[-1]))
-
-
-def main() -> None:
-    """Kill, and print how many kills came when."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
-    for seed in range(args.seed, args.seed + args.count):
-        try:
-            counts.update(kill_one(seed))
-        except BaseException:
-            print(f"FAILED: --seed {seed} --count 1", flush=True)
-            raise
-    print(json.dumps(counts))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, torch.set_num_threads, (1,)) as pool:
+        return sum(pool.map(kill_one, range(seed * KILLS, (seed + 1) * KILLS)), Counter())
 
 
 def kill_one(seed: int) -> Counter[str]:
-    """One engine, and one kill. AssertionError with what was wrong."""
+    """One engine, and one kill."""
     rng = random.Random(seed)
     options, when, killer = random_options(rng), rng.choice(WHEN), Killer(rng)
     with ThreadPoolExecutor(9) as pool:
@@ -170,7 +140,3 @@ def kill_one(seed: int) -> Counter[str]:
         "end": "during a shutdown",
     }
     return Counter({"kills": 1, f"kills {names[when]}": 1, "steps": steps})
-
-
-if __name__ == "__main__":
-    main()

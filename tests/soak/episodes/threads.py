@@ -1,5 +1,5 @@
-"""Episodes of one LLM that several threads use at once, while others abort, look, and try to step it manually; and those
-in which a signal handler raises at random moments in the main thread.
+"""An LLM that several threads use at once, while others abort, look, and try to step it manually (clients.py has its
+episodes); and episodes in which a signal handler raises at random moments in the main thread.
 
 Which calls are made follows from the seed; how they meet does not, because the operating system decides that.
 """
@@ -198,24 +198,6 @@ def hurry(rng: np.random.Generator) -> Iterator[None]:
     finally:
         gc.set_threshold(*before[0])
         sys.setswitchinterval(before[1])
-
-
-def run_episode(
-    llm: LLM, rng: np.random.Generator, oracle: Oracle, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> Counter[str]:
-    """2 to 8 threads, about 15 calls each; then some of the calls again, alone."""
-    counts: Counter[str] = Counter()
-    crowd = Crowd(llm, counts)
-    jobs = random_jobs(rng, oracle, prompts, max_new_tokens, [15] * int(rng.integers(2, 9)))
-    meddlers = int(rng.integers(0, 3))
-    with hurry(rng):
-        for of_one in jobs:
-            crowd.start(crowd.do, of_one)
-        for _ in range(meddlers):
-            crowd.start(crowd.meddle, int(rng.integers(2**31)), meddlers)
-        crowd.join()
-    end_of_episode(crowd, jobs[0][:5])
-    return counts
 
 
 def end_of_episode(crowd: Crowd, jobs: Sequence[Job]) -> None:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import transformers
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.bench.make_models import make_checkpoint, make_gguf, pairs_as_neighbours
-from nanoinfer.model.loader import resolve_model_path
 
 TINY = {
     "hidden_size": 64,
@@ -67,25 +64,3 @@ def test_gguf_has_every_weight_where_llama_cpp_looks_for_it(tmp_path: Path) -> N
     assert {"token_embd.weight", "output.weight", "output_norm.weight", "blk.1.attn_q.weight"} <= names
     assert len(names) == 3 + 2 * 9
     assert os.path.getsize(tmp_path / "small-float32.gguf") > 1000
-
-
-@pytest.mark.parametrize("has_tokenizer", [True, False])
-def test_gguf_has_the_vocabulary_of_a_byte_level_tokenizer(tmp_path: Path, has_tokenizer: bool) -> None:
-    gguf = pytest.importorskip("gguf")
-    shutil.copytree(resolve_model_path("story"), tmp_path / "story")
-    tokenizer = json.loads((tmp_path / "story/tokenizer.json").read_text(encoding="utf-8"))
-    if not has_tokenizer:
-        (tmp_path / "story/tokenizer.json").unlink()
-    fields = gguf.GGUFReader(make_gguf(tmp_path / "story")).fields
-
-    def content(name: str) -> Any:
-        return fields[f"tokenizer.ggml.{name}"].contents()
-
-    if not has_tokenizer:
-        assert content("model") == "no_vocab"
-        return
-    assert (content("model"), content("pre"), content("add_bos_token")) == ("gpt2", "starcoder", True)
-    assert content("tokens") == sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
-    assert content("merges") == [" ".join(merge) for merge in tokenizer["model"]["merges"]]
-    assert [i for i, kind in enumerate(content("token_type")) if kind == gguf.TokenType.CONTROL] == list(range(6))
-    assert (content("bos_token_id"), content("eos_token_id")) == (1, 2)

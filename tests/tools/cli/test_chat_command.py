@@ -11,7 +11,7 @@ import pytest
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.cli.chat import Chat
-from nanoinfer.cli.main import main
+from tests.helpers.command_line import run
 
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 
@@ -27,16 +27,6 @@ def chat(llm: LLM) -> Iterator[Chat]:
     yield chat
     assert not llm.engine.has_unfinished()
     llm.engine.check_integrity()
-
-
-def chat_with(
-    lines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
-) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a chat that reads `lines`."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    code = main(["chat", "--temperature", "0", "--max-new-tokens", "8", *options])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # --- a line of input -------------------------------------------------------------------------------------------------
@@ -124,13 +114,16 @@ def test_piped_lines_and_commands_work_and_a_wrong_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "chat.json"
-    code, out, err = chat_with(f"Hello\n\n /what now?\n/save {saved}\n/quit\nmore\n", monkeypatch, capsys)
+    argv = ["chat", "--temperature", "0", "--max-new-tokens", "8"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"Hello\n\n /what now?\n/save {saved}\n/quit\nmore\n"))
+    code, out, err = run(argv, capsys)
     assert (code, err) == (0, "")
     assert "> " not in out
     messages = json.loads(saved.read_text())
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert messages[2]["content"] == "/what now?", "a space in front makes a slash text"
     for wrong in ("/nothing", "/adapter sky", "/save /no-such-folder/x"):
-        code, _, err = chat_with(f"{wrong}\n", monkeypatch, capsys)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{wrong}\n"))
+        code, _, err = run(argv, capsys)
         assert (code, len(err.splitlines())) == (2, 1)
         assert wrong.split()[-1] in err or "sky" in err

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pexpect
+import psutil
 import pytest
 
 from tests.helpers.waiting import HANG_S, until
@@ -47,8 +48,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(tmp_path: Path) ->
         expect(PROMPT)
         terminal.send("a line that is given up")
         expect("given up")
-        stat = Path(f"/proc/{terminal.pid}/stat")
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", "waiting for keys")
+        until(lambda: psutil.Process(terminal.pid).status() == psutil.STATUS_SLEEPING, "waiting for keys")
         terminal.sendintr()  # clears the line, no more
         expect(PROMPT)
         terminal.send("Tell me a story\r")

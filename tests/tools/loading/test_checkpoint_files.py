@@ -8,24 +8,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from nanoinfer import LLM
-from nanoinfer.model.config import ModelConfig
-from nanoinfer.model.loader import resolve_model_path
 from tests.helpers.checkpoints import edited, greedy
 from tests.helpers.loading import PROMPT, Checkpoint, Oracle, tokens_of
-
-
-def test_a_local_directory_is_given_as_path_or_text(checkpoint: Checkpoint, oracle: Oracle) -> None:
-    path = checkpoint("llama")
-    expected = greedy(oracle(path), PROMPT, 6)
-    assert tokens_of(path) == expected
-    assert tokens_of(f"{path}/") == expected
-
-
-def test_the_bundled_name_works_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = resolve_model_path("story")
-    assert ModelConfig.from_pretrained(path).architecture == "LlamaForCausalLM"
-    assert (path / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["", "nowhere", "./no/where", "/no/where", "~/nowhere", "a/b/c"])

@@ -16,8 +16,9 @@ from nanoinfer.model.families import find_family
 from nanoinfer.model.llama import LlamaForCausalLM
 from nanoinfer.model.loader import load_model
 from nanoinfer.model.plain_config import MUST_SAY, SIZES, read_plain_config
+from nanoinfer.model.rope import RopeScaling
 from nanoinfer.registry import MODEL_FAMILIES
-from tests.helpers.checkpoints import FAMILIES, MOE_FAMILIES, REMOVED, edited, greedy, tiny_config
+from tests.helpers.checkpoints import FAMILIES, MOE_FAMILIES, REMOVED, edited, tiny_config
 from tests.helpers.families import LINEAR_ROPE, LLAMA3, YARN_ROPE
 from tests.helpers.loading import GREEDY, PROMPT, Checkpoint, Oracle, check_same_model, tokens_of
 
@@ -42,15 +43,6 @@ def test_a_key_that_the_family_does_not_read_changes_nothing(
     assert tokens_of(path) == tokens_of(checkpoint(family))
 
 
-def test_mistral_layers_may_have_windows_one_by_one(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    """Newer ones (Ministral) say so in `layer_types`; transformers then has another class for them."""
-    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
-    path = edited(checkpoint("mistral"), tmp_path / "ministral", layer_types=layer_types, sliding_window=3)
-    assert ModelConfig.from_pretrained(path).sliding_windows == (3, None, 3)
-    assert tokens_of(path) == greedy_without_cache(oracle(path))
-    assert tokens_of(path) != tokens_of(checkpoint("mistral"))
-
-
 @torch.no_grad()
 def greedy_without_cache(model: transformers.PreTrainedModel) -> list[int]:
     """`greedy` computed anew for every token: the K/V cache of transformers follows a stray window, its Llama does not."""
@@ -60,64 +52,47 @@ def greedy_without_cache(model: transformers.PreTrainedModel) -> list[int]:
     return tokens[len(PROMPT) :]
 
 
+UNSAID = {name: value for name, value in LLAMA3.items() if name != "original_max_position_embeddings"}
+OLD = {"rope_parameters": REMOVED, "dtype": REMOVED, "torch_dtype": "float32", "rope_theta": 500.0}
+GEMMA = {**OLD, "layer_types": REMOVED, "sliding_window_pattern": 3, "rope_local_base_freq": 30.0}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
 @pytest.mark.parametrize(
-    ("new", "old"),
+    ("family", "changes", "fields"),
     [
-        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
-        ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
-        ({"rope_type": "llama3", **LLAMA3}, {"rope_type": "llama3", **LLAMA3}),
-        ({"rope_type": "default"}, None),
+        ("llama", {**OLD, "rope_scaling": None}, {"rope_theta": 500.0}),
+        (
+            "llama",
+            {**OLD, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_scaling": RopeScaling("linear", factor=4.0)},
+        ),
+        (
+            "llama",  # the original context is the model's
+            {**OLD, "rope_scaling": {"rope_type": "llama3", **UNSAID}, "max_position_embeddings": 64},
+            {"rope_scaling": RopeScaling("llama3", **UNSAID, original_max_position_embeddings=64)},
+        ),
+        (
+            "gemma3",  # a theta for far and one for near, a scaling for far
+            {**GEMMA, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+            {"sliding_windows": (5, 5, None), "rope_theta": 500.0, "local_rope_theta": 30.0},
+        ),
+        # Newer ones (Ministral), for which transformers has another class.
+        ("mistral", {"layer_types": LAYERS, "sliding_window": 3}, {"sliding_windows": (3, None, 3)}),
     ],
 )
-def test_an_old_style_config_is_the_same_model(
-    new: dict[str, object], old: dict[str, object] | None, checkpoint: Checkpoint, tmp_path: Path
+def test_older_and_newer_ways_to_say_it_are_read_as_transformers_reads_them(
+    family: str,
+    changes: dict[str, object],
+    fields: dict[str, object],
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+    tmp_path: Path,
 ) -> None:
-    """`rope_theta`, `rope_scaling` and `torch_dtype`, as files from before transformers 5 say it."""
-    path = checkpoint("llama", rope_parameters={"rope_theta": 500.0, **new}, dtype="bfloat16")
-    as_before = edited(
-        path,
-        tmp_path / "old",
-        rope_parameters=REMOVED,
-        dtype=REMOVED,
-        rope_theta=500.0,
-        rope_scaling=old,
-        torch_dtype="bfloat16",
-    )
-    config = ModelConfig.from_pretrained(as_before)
-    assert config == ModelConfig.from_pretrained(path)
-    assert config.rope_theta == 500.0
-    assert config.rope_scaling.rope_type == new["rope_type"]
-    assert config.dtype == torch.bfloat16
-    assert tokens_of(as_before) == tokens_of(path)
-
-
-def test_an_old_style_gemma_config_is_the_same_model(checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
-    """A pattern for the layers, one theta for far and one for near, a scaling for far: as the files on the Hub say it."""
-    path = edited(
-        checkpoint("gemma3"),
-        tmp_path / "old",
-        layer_types=REMOVED,
-        sliding_window_pattern=3,
-        rope_parameters=REMOVED,
-        rope_theta=500.0,
-        rope_local_base_freq=30.0,
-        rope_scaling={"rope_type": "linear", "factor": 8.0},
-    )
+    path = edited(checkpoint(family), tmp_path / "other", **changes)
     config = ModelConfig.from_pretrained(path)
-    assert config.sliding_windows == (5, 5, None)
-    assert (config.rope_theta, config.local_rope_theta, config.rope_scaling.factor) == (500.0, 30.0, 8.0)
-    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
-    assert tokens_of(path) != tokens_of(checkpoint("gemma3"))
-
-
-def test_a_llama3_scaling_may_leave_the_original_context_to_the_models(
-    checkpoint: Checkpoint, oracle: Oracle, tmp_path: Path
-) -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 500.0, **LLAMA3}
-    del rope["original_max_position_embeddings"]
-    path = edited(checkpoint("llama"), tmp_path / "unsaid", max_position_embeddings=32, rope_parameters=rope)
-    assert ModelConfig.from_pretrained(path).rope_scaling.original_max_position_embeddings == 32
-    assert tokens_of(path) == greedy(oracle(path), PROMPT, 6)
+    assert {name: getattr(config, name) for name in fields} == fields
+    check_same_model(path, oracle(path))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -132,9 +107,7 @@ def test_an_original_context_beside_the_rope_goes_before_the_one_in_it(
     beside: dict[str, object] = {"original_max_position_embeddings": 24}
     new = edited(checkpoint(family), tmp_path / "new", rope_parameters=said, **beside)
     check_same_model(new, oracle(new))
-    old = edited(
-        checkpoint(family), tmp_path / "old", rope_parameters=REMOVED, rope_theta=500.0, rope_scaling=said, **beside
-    )
+    old = edited(checkpoint(family), tmp_path / "old", **OLD, rope_scaling=said, **beside)
     assert ModelConfig.from_pretrained(old) == ModelConfig.from_pretrained(new)
 
 
@@ -313,21 +286,3 @@ def test_a_family_from_outside_gets_the_object_of_transformers(tmp_path: Path, m
     monkeypatch.setitem(MODEL_FAMILIES, "LlamaForCausalLM", Mine)
     ModelConfig.from_pretrained(written(tmp_path, full("llama")))
     assert read == ["LlamaConfig"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "no json",
-        "[]",
-        json.dumps({**full("llama"), "architectures": None}),
-        json.dumps({**full("llama"), "model_type": "mistral"}),
-        json.dumps({**full("llama"), "auto_map": {"AutoConfig": "my.Config"}}),
-        json.dumps({**full("llama"), "quantization_config": {"bits": 4}}),
-        json.dumps({**full("llama"), "hidden_size": 63}),
-        json.dumps({**full("llama"), "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}}),
-    ],
-)
-def test_what_is_unusual_is_left_to_transformers(content: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
-    assert read_plain_config(tmp_path / "config.json") is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFWriter, TokenType
+from gguf import TokenType
 
 from nanoinfer import LLM
 from nanoinfer.bench.make_models import make_gguf
@@ -19,8 +19,8 @@ from nanoinfer.model.loader import load_model, resolve_model_path
 from nanoinfer.model.rope import RopeScaling
 from nanoinfer.requests.tokenizer import Tokenizer
 from tests.helpers.checkpoints import greedy
-from tests.helpers.gguf_files import write_gguf
-from tests.helpers.loading import PROMPT, tokens_of
+from tests.helpers.gguf_files import vocabulary, write_gguf
+from tests.helpers.loading import PROMPT, sentencepiece_model, tokens_of
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -153,37 +153,14 @@ def test_the_tokenizer_of_the_story_model_gives_the_same_ids_and_texts(tmp_path:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_a_sentencepiece_vocabulary_gives_the_ids_of_sentencepiece(prefix: bool, tmp_path: Path) -> None:
-    import sentencepiece
-
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS[:8]),  # the others have characters that become bytes
-        model_prefix=str(tmp_path / "m"),
-        model_type="bpe",
-        vocab_size=360,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=prefix,
-        minloglevel=2,
-    )
-    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    texts = TEXTS[:8]  # the others have characters that become bytes
+    _, model = sentencepiece_model(texts, 360, character_coverage=1.0, add_dummy_prefix=prefix)
     ids = range(len(model))
     kinds = {0: TokenType.UNKNOWN, 1: TokenType.CONTROL, 2: TokenType.CONTROL}
     byte = [TokenType.BYTE if model.is_byte(i) else TokenType.NORMAL for i in ids]
-    writer = GGUFWriter(tmp_path / "pieces.gguf", "llama")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([model.id_to_piece(i) for i in ids])
-    writer.add_token_scores([model.get_score(i) for i in ids])
-    writer.add_token_types([kinds.get(i, byte[i]) for i in ids])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_space_prefix(prefix)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    tokenizer = Tokenizer.from_pretrained(tmp_path / "pieces.gguf")
-    assert tokenizer is not None
+    more = {"token_scores": [model.get_score(i) for i in ids], "add_space_prefix": prefix}
+    pieces, kinds = [model.id_to_piece(i) for i in ids], [kinds.get(i, byte[i]) for i in ids]
+    tokenizer = vocabulary(tmp_path / "pieces.gguf", "llama", pieces, kinds, **more, bos_token_id=1, eos_token_id=2)
     for text in TEXTS:
         if "<" not in text:
             assert tokenizer.encode(text) == [1, *model.encode(text)]

@@ -7,12 +7,12 @@ from unicodedata import normalize
 
 import pytest
 import transformers
-from gguf import GGUFWriter, TokenType
+from gguf import TokenType
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.tokenizer import Tokenizer
-from tests.helpers.gguf_files import SMOLLM2
+from tests.helpers.gguf_files import SMOLLM2, vocabulary
 from tests.helpers.real_tokenizers import real_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -49,17 +49,9 @@ def test_a_real_vocabulary_gives_the_ids_of_its_tokenizer_json(name: str, pre: s
     tokens = sorted(ids, key=ids.__getitem__)
     assert [ids[token] for token in tokens] == list(range(len(tokens)))
     kinds = {True: TokenType.CONTROL, False: TokenType.USER_DEFINED}
-    writer = GGUFWriter(tmp_path / "vocab.gguf", "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([kinds[added[i]["special"]] if i in added else TokenType.NORMAL for i in range(len(tokens))])
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in told["model"]["merges"]])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    tokenizer = Tokenizer.from_pretrained(tmp_path / "vocab.gguf")
+    types = [kinds[added[i]["special"]] if i in added else TokenType.NORMAL for i in range(len(tokens))]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in told["model"]["merges"]]
+    tokenizer = vocabulary(tmp_path / "vocab.gguf", "gpt2", tokens, types, tokenizer_pre=pre, token_merges=merges)
     expected = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
-    assert tokenizer is not None
     for text in (normalize("NFC", text) for text, _ in IDS):  # Qwen's does so itself, a GGUF file does not say it
         assert tokenizer.encode(text, False) == expected(text, add_special_tokens=False)["input_ids"]

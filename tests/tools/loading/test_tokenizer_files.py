@@ -1,6 +1,5 @@
 """Tokenizer files: what is read of them, and that a file which cannot be read, or what reading it needs, is named."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.registry import MODEL_FAMILIES
 from nanoinfer.requests import tokenizer_files
 from nanoinfer.requests.tokenizer import Tokenizer
+from tests.helpers.loading import sentencepiece_model
 
 STORY = resolve_model_path("story")
 # A SentencePiece model in little: a piece, how it was trained (which takes a length of two bytes), and a normalizer.
@@ -112,25 +112,13 @@ def test_a_tokenizer_in_mistrals_own_format_is_called_so(tmp_path: Path) -> None
 
 def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) -> None:
     """SentencePiece itself is the oracle."""
-    sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf")
-    model = io.BytesIO()
     lines = [line for line in Path(__file__).read_text().splitlines() if line.strip()]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=500,
-        model_type="bpe",
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        minloglevel=2,
-    )
+    model, oracle = sentencepiece_model(lines, 400)
     config = json.dumps({"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}).encode()
-    files = {"tokenizer__json": None, "tokenizer__model": model.getvalue(), "tokenizer_config__json": config}
+    files = {"tokenizer__json": None, "tokenizer__model": model, "tokenizer_config__json": config}
     tokenizer = Tokenizer.from_pretrained(story_files(tmp_path / "pieces", **files))
     assert tokenizer is not None
-    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     text = "Once upon a time: the tokenizer, é and 😀"
     assert tokenizer.encode(text) == oracle.encode(text)
     assert tokenizer.decode(oracle.encode(text)) == text
@@ -140,37 +128,22 @@ def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) 
 # --- chat templates --------------------------------------------------------------------------------------------------
 
 
-def separate(template: object) -> bytes:
-    return json.dumps({"chat_template": template}).encode()
-
-
 SHOUT = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
 
 
-def test_a_chat_template_in_a_json_file_of_its_own_is_used(tmp_path: Path) -> None:
-    path = story_files(tmp_path / "old", chat_template__jinja=None, chat_template__json=separate(SHOUT))
+@pytest.mark.parametrize(
+    ("jinja", "in_config", "text"),
+    [(None, None, "HI"), (b"a chat", None, "a chat"), (None, "in the config", "in the config")],
+)
+def test_a_chat_template_in_a_json_file_of_its_own_is_used_where_there_is_no_other(
+    jinja: bytes | None, in_config: str | None, text: str, tmp_path: Path
+) -> None:
+    in_json = json.dumps({"chat_template": SHOUT}).encode()
+    path = story_files(tmp_path / "files", chat_template__jinja=jinja, chat_template__json=in_json)
+    say(path / "tokenizer_config.json", chat_template=in_config)
     tokenizer = Tokenizer.from_pretrained(path)
     assert tokenizer is not None
-    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "HI"
-
-
-def test_chat_template_jinja_and_tokenizer_config_go_before_the_json_file(tmp_path: Path) -> None:
-    path = story_files(tmp_path / "both", chat_template__json=separate(SHOUT))
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
-
-    config = json.loads((STORY / "tokenizer_config.json").read_text())
-    config["chat_template"] = "in the config"
-    path = story_files(
-        tmp_path / "config",
-        chat_template__jinja=None,
-        chat_template__json=separate(SHOUT),
-        tokenizer_config__json=json.dumps(config).encode(),
-    )
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "in the config"
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == text
 
 
 @pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways

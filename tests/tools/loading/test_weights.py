@@ -108,24 +108,6 @@ def test_missing_surplus_and_misshaped_tensors_are_all_named(checkpoint: Checkpo
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("qwen2", "model.layers.2.self_attn.v_proj.bias"),
-        ("qwen3", "model.layers.0.self_attn.k_norm.weight"),
-        ("mistral", "model.layers.1.mlp.gate_proj.weight"),
-        ("gemma3", "model.layers.1.post_feedforward_layernorm.weight"),
-        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
-    ],
-)
-def test_what_only_one_family_has_is_not_optional_there(
-    family: str, name: str, checkpoint: Checkpoint, tmp_path: Path
-) -> None:
-    path = rewritten(checkpoint(family), tmp_path / "bad", lambda tensors: tensors.pop(name))
-    with pytest.raises(WeightMismatchError, match=name):
-        LLM(path)
-
-
 def to_int8(tensors: Tensors) -> None:
     """Quantized weights whose config does not say so would be read as nonsense."""
     name = "model.layers.1.mlp.down_proj.weight"

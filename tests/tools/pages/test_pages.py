@@ -16,6 +16,7 @@ from notebooks.course.explore.interactive_figure import shared
 from tests.tools.pages.conftest import make
 
 HOSTILE = ("</script><img src=x onerror=alert(1)>", "<!--", "]]>", "\u2028", "${alert(1)}", "“&amp;”")
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 
 
 def test_json_in_a_script_element_cannot_end_it() -> None:
@@ -39,6 +40,7 @@ def test_in_a_notebook_a_frame_holds_the_page_and_a_picture_with_its_words_stand
     frame, picture = shown[:2]
     assert html.unescape(frame["text/html"].split('srcdoc="')[1].split('"')[0]) == page.html()
     assert 'sandbox="allow-scripts"' in frame["text/html"]
+    assert POLICY in page.html(), "nothing is fetched"
     assert set(picture) == {"image/png", "text/plain"}
     words = f"{len(run)} steps, " if kind is Player else "Which? slots: 8, how many: few. 8 slots, few."
     assert picture["text/plain"].startswith(words)

@@ -10,19 +10,10 @@ import pytest
 from nanoinfer import Engine, SamplingParams
 from nanoinfer.viz.trace import Trace, record
 from notebooks.course.explore.token_life import lives_of
-from tests.helpers.engines import finish, greedy, make_engine, serve
+from tests.helpers.engines import Clock, finish, greedy, make_engine, serve
 from tests.helpers.tiers import tier_of, with_files
 from tests.helpers.traces import assert_same
 from tests.tools.trace.conftest import ASKS_AGAIN, LONG, PROMPTS, fetched_from
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
 
 CHANCES = {"add": 0.25, "step": 0.54, "abort": 0.04, "pause": 0.03, "resume": 0.03, "flush": 0.02}
 CHANCES |= {"fail": 0.05, "split": 0.04}

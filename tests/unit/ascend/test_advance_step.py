@@ -29,17 +29,6 @@ def test_the_example_of_the_design(formula: str, slots: list[int]) -> None:
     }
 
 
-def test_the_speculative_form() -> None:
-    arguments = speculative_example()
-    npu_advance_step_flashattn(**arguments)
-    assert {name: arguments[name].tolist() for name in IN_PLACE} == {
-        "input_tokens": [30, 31, 32, 40, 41, 42],
-        "input_positions": [5, 6, 7, 7, 8, 9],
-        "seq_lens": [6, 7, 8, 8, 9, 10],
-        "slot_mapping": [9, 10, 11, 31, 12, 13],
-    }
-
-
 def test_padding_rows_need_no_blocks() -> None:
     arguments = example(block_tables=[[5, 2], [1, 7], [-1, -1], [-1, -1]], seq_lens=[3, 4, 1000, -5])
     npu_advance_step_flashattn(**arguments)
@@ -57,15 +46,6 @@ def test_its_schema_is_torch_npus_and_a_formula() -> None:
         "SymInt num_seqs, SymInt num_queries, "
         'SymInt block_size, *, Tensor? spec_token=None, Tensor? accepted_num=None, str formula="by_row") -> ()'
     )
-
-
-def test_fake_tensors_stay_fake() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode  # of torch; there is no public name for it
-
-    with FakeTensorMode() as mode:
-        arguments = {name: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for name, v in example().items()}
-        assert OP(**arguments) is None
-        assert arguments["input_tokens"].shape == (4,)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
@@ -150,9 +130,7 @@ def test_speculation_is_keyword_only() -> None:
 
 @pytest.mark.parametrize("make", [example, speculative_example])
 def test_it_is_a_proper_operator(make: Callable[..., dict[str, Any]]) -> None:
-    for formula in ("by_row", "kernel"):
-        results = torch.library.opcheck(OP.default, (), {**make(), "formula": formula})
-        assert set(results.values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(OP.default, (), make()).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("make", [example, speculative_example])

@@ -1,4 +1,4 @@
-"""Manual decoding with forward_tensor and advance_step: one token at a time, drafts in a line, and trees of drafts."""
+"""Manual decoding with forward_tensor and advance_step: a token at a time, drafts in a line; and trees that are refused."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -10,16 +10,11 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.ascend.advance_step import npu_advance_step_flashattn
-from nanoinfer.ascend.draft_tree import DraftTree, keep_accepted, tree_inputs
+from nanoinfer.ascend.draft_tree import DraftTree, keep_accepted
 from nanoinfer.ascend.generator import GeneratorTorch
 from nanoinfer.ascend.manual_decode import multi_step_decode
 from nanoinfer.cache.memory_pool import TokenToKVPool
 
-# 5 ─┬─ 20 ─── 22
-#    └─ 21 ─┬─ 22
-#           └─ 23
-TREE = DraftTree([5, 20, 21, 22, 22, 23], [-1, 0, 0, 1, 2, 2])
-HIDE = -torch.inf
 PROMPTS = [[5, 6, 7, 8, 9], [300, 2], [42] * 8]
 
 
@@ -43,36 +38,6 @@ def expected(llm: LLM) -> list[list[int]]:
 # --- one tree ----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_sees_the_context_its_ancestors_and_itself() -> None:
-    assert TREE.spec_mask(context=2).tolist() == [
-        [0, 0, 0, HIDE, HIDE, HIDE, HIDE, HIDE],
-        [0, 0, 0, 0, HIDE, HIDE, HIDE, HIDE],
-        [0, 0, 0, HIDE, 0, HIDE, HIDE, HIDE],
-        [0, 0, 0, 0, HIDE, 0, HIDE, HIDE],
-        [0, 0, 0, HIDE, 0, HIDE, 0, HIDE],
-        [0, 0, 0, HIDE, 0, HIDE, HIDE, 0],
-    ]
-
-
-def test_a_nodes_position_is_its_depth_after_the_context() -> None:
-    assert TREE.position_ids(context=7).tolist() == [7, 8, 8, 9, 9, 9]
-    assert TREE.position_ids(context=0).tolist() == [0, 1, 1, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("sampled", "path", "token"),
-    [
-        ([9, 22, 23, 1, 1, 1], [0], 9),  # no draft: what other nodes sampled does not count
-        ([20, 9, 23, 1, 1, 1], [0, 1], 9),
-        ([20, 22, 23, 7, 1, 1], [0, 1, 3], 7),
-        ([21, 22, 22, 7, 8, 1], [0, 2, 4], 8),  # 22 is a child of both 1 and 2
-        ([21, 22, 23, 7, 8, 20], [0, 2, 5], 20),  # a leaf's token is the next newest, whatever it is
-    ],
-)
-def test_sampled_tokens_are_followed_while_a_child_holds_them(sampled: list[int], path: list[int], token: int) -> None:
-    assert TREE.accepted(sampled) == (path, token)
-
-
 @pytest.mark.parametrize(
     ("tokens", "parents", "named"),
     [([5, 6], [-1], "parents"), ([5, 6], [0, 0], r"parents\[0\]=0"), ([5, 6, 7], [-1, 2, 0], r"parents\[1\]=2")],
@@ -85,20 +50,6 @@ def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int], named
 # --- the inputs of a pass, and the K/V afterwards ------------------------------------------------------------------
 
 
-def test_the_inputs_of_a_pass_are_those_of_its_trees_one_after_another() -> None:
-    tables = torch.tensor([[3, 1, -1], [2, 0, 4]], dtype=torch.int32)
-    inputs = tree_inputs([DraftTree([8, 9], [-1, 0]), TREE], [1, 5], tables, 4)
-    assert inputs["input_ids"].tolist() == [8, 9, *TREE.tokens]
-    assert inputs["position_ids"].tolist() == [1, 2, 5, 6, 6, 7, 7, 7]
-    assert inputs["slots"].tolist() == [13, 14, 1, 2, 3, 16, 17, 18]
-    assert inputs["input_lengths"].tolist() == [3, 11]
-    assert inputs["q_lens"] == [2, 6]
-    mask = inputs["spec_mask"]
-    assert mask.shape == (8, 11)
-    assert mask[:2].tolist() == [[0, 0, *[HIDE] * 9], [0, 0, 0, *[HIDE] * 8]]
-    assert torch.equal(mask[2:], TREE.spec_mask(5))
-
-
 def numbered_cache() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Two layers of 6 blocks of 2 slots: every K is its slot, and every V the negative of that, plus 100 per layer."""
     slots = torch.arange(12.0).view(6, 2, 1, 1)
@@ -107,18 +58,6 @@ def numbered_cache() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def as_lists(cache: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[float]]:
     return [tensor.flatten().tolist() for pair in cache for tensor in pair]
-
-
-def test_accepted_nodes_move_into_the_order_of_the_sequence() -> None:
-    cache, tables = numbered_cache(), torch.tensor([[2, 0, 5], [1, 3, 4]])
-    assert keep_accepted(cache, tables, [1, 0], [[0, 2, 3], [0, 1, 4]]) == [4, 3]
-    for layer, (keys, values) in enumerate(cache):
-        # Request 0 has slots 4 5 0 1 10 11: index 2 gets what was at index 3, and index 3 what was at 4, read before.
-        # Request 1 has slots 2 3 6 7 8 9: index 2 gets what was at index 4.
-        wanted = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
-        wanted[0], wanted[1], wanted[6] = 1, 10, 8
-        assert keys.flatten().tolist() == [slot + 100 * layer for slot in wanted]
-        assert torch.equal(values, -keys)
 
 
 @pytest.mark.parametrize(
@@ -214,43 +153,6 @@ def test_advance_step_moves_a_batch_on_past_its_accepted_drafts(
             text += right[: number + 1]
             counts.append(number)
     assert 0 < sum(counts) < num_drafts * len(counts), "some, but not all"
-
-
-@pytest.mark.parametrize("block_size", [1, 4])
-def test_trees_of_several_requests_are_decoded_side_by_side(
-    block_size: int, llm: LLM, generator: GeneratorTorch, expected: list[list[int]]
-) -> None:
-    pool = llm.model.new_kv_pool(256, block_size)
-    right = some_right(expected, 3)
-
-    def propose(tokens: list[int]) -> DraftTree:
-        """The drafts on a branch between others; sometimes none."""
-        if len(tokens) % 5 == 0:
-            return DraftTree([tokens[-1]], [-1])
-        a, b, c = right(tokens)
-        wrong = (a + 2) % 320
-        return DraftTree([tokens[-1], wrong, a, 7, b, (b + 2) % 320, c], [-1, 0, 0, 1, 2, 2, 4])
-
-    kv_cache, tables, _, first = prefilled(generator, pool)
-    texts = [[*prompt, token] for prompt, token in zip(PROMPTS, first.tolist(), strict=True)]
-    contexts, counts = [len(prompt) for prompt in PROMPTS], set[int]()
-    for _ in range(6):
-        drafted = [propose(text) for text in texts]
-        inputs = tree_inputs(drafted, contexts, tables, block_size)
-        logits = generator.forward_tensor(
-            is_prefill=False, kv_cache=kv_cache, block_tables=tables, max_seq_len=64, **inputs
-        )
-        chosen = logits.argmax(-1).split(inputs["q_lens"])
-        verdicts = [tree.accepted(tokens.tolist()) for tree, tokens in zip(drafted, chosen, strict=True)]
-        contexts = keep_accepted(kv_cache, tables, contexts, [path for path, _ in verdicts])
-        for text, tree, (path, after), context in zip(texts, drafted, verdicts, contexts, strict=True):
-            text += [*(tree.tokens[node] for node in path[1:]), after]
-            assert path == [0, 2, 4, 6][: len(path)]
-            assert context == len(text) - 1
-            counts.add(len(path))
-    for prompt, text, wanted in zip(PROMPTS, texts, expected, strict=True):
-        assert text == [*prompt, *wanted][: len(text)]
-    assert counts == {1, 2, 3, 4}, "every number of accepted drafts occurs"
 
 
 def new_pool(num_blocks: int, block_size: int) -> TokenToKVPool:

@@ -21,19 +21,6 @@ def test_lm_head_indices_choose_the_rows_that_get_logits_and_their_order(generat
         close(Caller(generator, 16, 4).prefill(dict(enumerate(PROMPTS)), lm_head_indices=indices), everything[indices])
 
 
-def test_greedy_tokens_are_those_of_the_engine(checkpoint: Checkpoint) -> None:
-    llm = LLM(checkpoint("llama"), max_total_tokens=256, page_size=4)
-    outputs = llm.generate(
-        [list(prompt) for prompt in PROMPTS], SamplingParams(max_new_tokens=12, temperature=0, ignore_eos=True)
-    )
-    caller = Caller(GeneratorTorch(llm.model), 32, 4)
-    last = torch.tensor([len(prompt) for prompt in PROMPTS]).cumsum(0) - 1
-    tokens = [caller.prefill(dict(enumerate(PROMPTS)), lm_head_indices=last).argmax(-1).tolist()]
-    for _ in range(11):
-        tokens.append(caller.decode({i: [token] for i, token in enumerate(tokens[-1])}).argmax(-1).tolist())
-    assert [list(of_one) for of_one in zip(*tokens, strict=True)] == [output.token_ids for output in outputs]
-
-
 def test_the_engines_pool_seen_in_blocks_holds_what_forward_tensor_writes(checkpoint: Checkpoint) -> None:
     """The engine prefills; forward_tensor decodes on from the very slots that the radix tree kept."""
     llm = LLM(checkpoint("llama"), max_total_tokens=64, page_size=4)
@@ -65,19 +52,6 @@ def test_the_engines_pool_seen_in_blocks_holds_what_forward_tensor_writes(checkp
         13,
     )
     close(logits, fresh.decode({0: [9]}))
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
-def test_a_prompt_in_chunks_is_the_prompt(
-    family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generators(family), 24, 4)
-    whole = expected(PROMPTS[3], family)
-    caller.prefill({0: PROMPTS[3][:6], 1: PROMPTS[0]})
-    close(caller.prefill({2: PROMPTS[1], 0: PROMPTS[3][6:7]})[-1], whole[6])
-    close(caller.prefill({0: PROMPTS[3][7:]}), whole[7:])
-    close(caller.prefill({3: PROMPTS[3][:2]}), whole[:2])
-    close(caller.prefill({3: PROMPTS[3][2:]}, q_lens=[19]), whole[2:])
 
 
 def test_requests_share_the_blocks_of_a_common_prefix(
@@ -124,14 +98,6 @@ def two_requests(generator: GeneratorTorch) -> Caller:
     caller = Caller(generator, 8, 4)
     caller.prefill(dict(enumerate(TWO)))
     return caller
-
-
-def test_equal_tokens_of_two_requests_may_be_written_into_the_same_slots(generator: GeneratorTorch) -> None:
-    caller = two_requests(generator)
-    caller.slot(2, 3)
-    caller.blocks[3] = list(caller.blocks[2])
-    logits = caller.generator.forward_tensor(**caller.arguments({2: [1, 2, 3], 3: [1, 2, 3]}, True))
-    torch.testing.assert_close(logits[:3], logits[3:])
 
 
 def test_two_copies_of_a_request_may_decode_the_same_token_into_the_same_slot(generator: GeneratorTorch) -> None:

@@ -1,4 +1,4 @@
-"""forward_tensor with drafts and with masks: each token sees what it should, and has transformers' logits."""
+"""forward_tensor with masks: each token sees what it should, and has transformers' logits."""
 
 from collections.abc import Callable
 
@@ -6,59 +6,9 @@ import pytest
 import torch
 
 from nanoinfer.ascend.generator import GeneratorTorch
-from tests.helpers.paged import FAMILIES, PROMPTS, Caller, close
+from tests.helpers.paged import PROMPTS, Caller, close
 
-# --- parallel decoding -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_drafts_in_a_line_have_the_logits_of_one_token_after_another(
-    family: str, block_size: int, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    caller = Caller(generators(family), 64 // block_size + 8, block_size)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1], 2: PROMPTS[2]})
-    new = {0: [9, 8, 7], 1: [3], 2: [5, 6]}
-    logits = caller.decode(new, q_lens=[3, 1, 2])
-    close(logits, torch.cat([expected(caller.tokens[i], family)[-len(new[i]) :] for i in new]))
-
-
-def test_rejected_drafts_are_overwritten(generator: GeneratorTorch, expected: Callable[..., torch.Tensor]) -> None:
-    caller = Caller(generator, 8, 4)
-    caller.prefill({0: PROMPTS[0]})
-    caller.decode({0: [9, 8, 7]}, q_lens=[3])
-    caller.tokens[0] = caller.tokens[0][:-2]  # 8 and 7 were wrong
-    close(caller.decode({0: [5, 4]}, q_lens=[2]), expected([*PROMPTS[0], 9, 5, 4])[-2:])
-
-
-TREE = {"tokens": [20, 21, 22, 23, 24], "parents": [None, 0, 0, 1, 2]}  # 20 → 21 → 23 and 20 → 22 → 24
-
-
-def path(node: int) -> list[int]:
-    """The nodes from the root of TREE to `node`."""
-    parent = TREE["parents"][node]
-    return [*([] if parent is None else path(parent)), node]
-
-
-@pytest.mark.parametrize("hide", [-torch.inf, -1e9, -10000.0])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_of_drafts_gives_each_node_the_logits_of_its_path(
-    hide: float, family: str, generators: Callable[..., GeneratorTorch], expected: Callable[..., torch.Tensor]
-) -> None:
-    """Next to another request without drafts. Siblings have the same position, and do not see each other."""
-    caller = Caller(generators(family), 32, 4)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
-    new = {1: [3], 0: TREE["tokens"]}
-    positions = [3] + [len(PROMPTS[0]) + len(path(node)) - 1 for node in range(5)]
-    mask = torch.zeros(6, len(PROMPTS[0]) + 5)
-    mask[1:, len(PROMPTS[0]) :] = hide
-    for node in range(5):
-        mask[1 + node, [len(PROMPTS[0]) + seen for seen in path(node)]] = 0
-    logits = caller.decode(new, q_lens=[1, 5], spec_mask=mask, position_ids=torch.tensor(positions))
-    close(logits[0], expected([*PROMPTS[1], 3], family)[-1])
-    for node in range(5):
-        tokens = [*PROMPTS[0], *(TREE["tokens"][seen] for seen in path(node))]
-        close(logits[1 + node], expected(tokens, family)[-1])
+# --- spec_mask ---------------------------------------------------------------------------------------------------
 
 
 def test_a_spec_mask_without_q_lens_is_one_for_single_tokens(
@@ -67,7 +17,7 @@ def test_a_spec_mask_without_q_lens_is_one_for_single_tokens(
     caller = Caller(generator, 8, 4)
     caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
     mask = torch.zeros(2, 8)
-    mask[0, 2], mask[1, 1] = -torch.inf, -torch.inf
+    mask[0, 2], mask[1, 1] = -torch.inf, -10000.0
     logits = caller.decode({0: [9], 1: [8]}, spec_mask=mask)
     for row, (tokens, hidden) in enumerate(((caller.tokens[0], 2), (caller.tokens[1], 1))):
         see = torch.ones(len(tokens), len(tokens), dtype=torch.bool)

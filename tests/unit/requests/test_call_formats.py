@@ -48,7 +48,11 @@ BROKEN = ('{"s": ', '{"s": "x"', '{"i": ', "{NaN}")  # what the model has writte
 CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     # format, text, content, calls
     ("hermes", 'One <tool_call>\n{"name": "f", "arguments": {"s": "x"}}\n</tool_call>', "One ", [("f", F)]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "\\\n"}}</tool_call>', "", [("f", r'{"s": "\\n"}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "\\\n"}}</tool_call>', "", [("f", r'{"s": "\\\n"}')]),
+    ("hermes", r'''<tool_call>{"name": "f", "arguments": {'b': True, "l": [1, None,], "s": "\d\x41"}}''', "",
+     [("f", r'{"b": true, "l": [1, null], "s": "\\d\u0041"}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "x"}}}\n</tool_call> Done}', "Done}", [("f", F)]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "x"}}}}\n{"name": "g"}', "", [("f", F), ("g", G)]),
     ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}', "", [("f", F)]),
     ("llama3_json", '\n<|python_tag|>{"name": "f", "parameters": {"s": "x"}}', "\n", [("f", F)]),
     ("llama3_json", '{"type": "function", "name": "f", "parameters": {"s": "x"}}; {"name": "g", "parameters": {}}', "",
@@ -58,7 +62,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>[{"name": "f", "arguments": {"s": "x"}}, {"name": "g"}]</tool_call>', "", [("f", F), ("g", G)]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "x"}}\n{1}', "{1}", [("f", F)]),
     ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}\n{"name": "g", "parameters": {}}', "", [("f", F), ("g", G)]),
-    ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}; and more', "; and more", [("f", F)]),
+    ("llama3_json", '{"name": "f", "parameters": {"s": "x"}}; and more', "and more", [("f", F)]),
     ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
     ("llama3_json", '{"name": "Bob", "parameters": {}} is JSON', '{"name": "Bob", "parameters": {}} is JSON', []),
     ("llama3_json", 'So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
@@ -97,6 +101,10 @@ b''')]""", "", [("f", r'{"s": "it' + r"""'s \"1\"", "m": "a\nb"}""")]),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=i>\n12", "", [("f", '{"i": ')]),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</tool_call>", "", [("f", F)]),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</func", "", [("f", '{"s": "x"')]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\n</function>\n</function>\n</tool_call>.", ".",
+     [("f", '{"s": "</function>"}')]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=i>\n12\n</function>\n</tool_call>" + xml(name="g"), "",
+     [("f", '{"i": 12}'), ("g", G)]),
     ("qwen3_coder", "<tool_call> is a tag", "<tool_call> is a tag", []),
     ("deepseek_v3", f"Look.{TABS}{ONE}function{SEP}f\n```json\n{F}\n```{ONE_END}\n{ONE}function{SEP}g\n```json\n{G}\n```"
      f"{ONE_END}{ALL_END}", "Look.", [("f", F), ("g", G)]),
@@ -138,6 +146,7 @@ def test_calls_are_read_however_the_text_is_cut(
         ("deepseek_v31", f'{TABS}{ONE}f{SEP}{{"s": "', "abc", "abc"),
         ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\n", "a\nc", r"a\nc"),
         ("pythonic", "[f(l=[1, ", "23, ", "23"),
+        ("pythonic", "[f(s='a", "bc", "bc"),
     ],
 )
 def test_arguments_are_given_as_they_come(name: str, before: str, piece: str, found: str) -> None:
