@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from importlib.util import find_spec
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nanoinfer.server.settings import ServerSettings
 
 MAX_QUEUE = 256
+API_KEY_VARIABLE = "NANOINFER_API_KEY"  # of the environment: keys separated by commas
 POLICIES = ("prefix", "round-robin", "least-loaded", "prefix-hash")
 NEED_REPLICAS = ("ray_address", "max_replicas", "policy", "costs", "threads")
 
@@ -74,7 +76,7 @@ def begin(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     """Load, serve, and return when everything has been answered."""
     from nanoinfer.server.app import make_app
-    from nanoinfer.server.run import bound_socket, raise_open_files_limit, serve
+    from nanoinfer.server.run import bound_socket, serve
     from nanoinfer.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -112,8 +114,6 @@ def run(args: argparse.Namespace) -> None:
 
 def _keys(args: argparse.Namespace) -> list[str]:
     """The keys from the command line, a file and the environment."""
-    from nanoinfer.server.middleware import API_KEY_VARIABLE, read_keys
-
     keys = [*args.api_key, *(read_keys(args.api_key_file) if args.api_key_file else ())]
     if API_KEY_VARIABLE in os.environ:
         found = [key.strip() for key in os.environ[API_KEY_VARIABLE].split(",") if key.strip()]
@@ -123,10 +123,36 @@ def _keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
+def read_keys(path: str | Path) -> list[str]:
+    """The keys in a file, one per line. Empty lines and lines that begin with # are none. ValueError if there is none."""
+    text = Path(path).expanduser().read_text(encoding="utf-8")
+    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ValueError(f"--api-key-file {path}: has no keys; one per line")
+    return keys
+
+
+def raise_open_files_limit() -> None:
+    """Let this process have as many open files, and so connections, as the system allows it."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Discreet(logging.Formatter):
+    """Writes of an exception where it was raised and its type, not its message, nor what led to it."""
+
+    def formatException(self, ei: Any) -> str:
+        """What is logged below a line that has an exception."""
+        from nanoinfer.server.errors import where
+
+        kind, error, _ = ei
+        return f"{where(error)}{kind.__name__}"
+
+
 def _log_to_standard_error(show_prompts: bool) -> None:
     """The access log, and what goes wrong. Not the engine's line per step. Messages of exceptions may quote prompts."""
-    from nanoinfer.server.errors import Discreet
-
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter((logging.Formatter if show_prompts else Discreet)("%(asctime)s %(message)s"))
     for name in ("nanoinfer", "uvicorn.error"):

@@ -90,12 +90,6 @@ def refuse_if(is_wrong: object, field: str, why: str, value: Any = None, code: s
         raise bad_request(f"{field}{'' if value is None else f'={repr_in_short(value)}'}: {why}", field, code)
 
 
-def timed_out(seconds: float) -> ApiError:
-    """The request's deadline has passed."""
-    message = f"the request took longer than request_timeout_s={seconds:g} seconds"
-    return ApiError(504, message, code="timeout", headers=NO_RETRY)
-
-
 def shut_down() -> ApiError:
     """The server ends, and takes no more requests or cannot finish this one."""
     return ApiError(503, "the server is shutting down; send the request to another one, or later", code="shutting_down")
@@ -161,17 +155,9 @@ def log_bug(request_id: str, error: BaseException, show_prompts: bool) -> None:
     """Log where an unexpected error was raised. Its message may quote prompts, so it is shown only with `show_prompts`."""
     error = error.__cause__ or error  # Starlette wraps what is raised when an answer has begun
     message = f": {error}" if show_prompts else ""
-    logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, message, _where(error))
+    logger.error("request %s failed: %s%s\n%s", request_id, type(error).__name__, message, where(error))
 
 
-class Discreet(logging.Formatter):
-    """Writes of an exception where it was raised and its type, not its message, nor what led to it."""
-
-    def formatException(self, ei: Any) -> str:
-        """What is logged below a line that has an exception."""
-        kind, error, _ = ei
-        return f"{_where(error)}{kind.__name__}"
-
-
-def _where(error: BaseException) -> str:
+def where(error: BaseException) -> str:
+    """Where it was raised, without its message."""
     return "".join(traceback.format_tb(error.__traceback__))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nanoinfer.errors import EngineClosedError, StepFailedError
-from nanoinfer.server.errors import ApiError, as_api_error, log_bug, shut_down, timed_out
+from nanoinfer.server.errors import NO_RETRY, ApiError, as_api_error, log_bug, shut_down
 from nanoinfer.server.formatter import ResponseFormatter, dumps
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.request_context import RequestContext, context_of
@@ -118,7 +118,9 @@ class GenerationResponse(Response):
         """Why completions were ended early; None if none was."""
         ends = self._generation.ends
         if "timeout" in ends:
-            return timed_out(self._service.settings.request_timeout_s or 0)
+            seconds = self._service.settings.request_timeout_s or 0
+            message = f"the request took longer than request_timeout_s={seconds:g} seconds"
+            return ApiError(504, message, code="timeout", headers=NO_RETRY)
         if "abort" not in ends:
             return None
         if self._generation.closed_by == "shutdown" or self._service.drain.is_draining:

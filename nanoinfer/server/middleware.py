@@ -13,7 +13,6 @@ from collections.abc import Collection
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,7 +23,6 @@ from nanoinfer.server.errors import MESSAGES, ApiError, as_api_error, log_bug
 from nanoinfer.server.request_context import RequestContext, log_request
 from nanoinfer.server.service import Service
 
-API_KEY_VARIABLE = "NANOINFER_API_KEY"  # of the environment: keys separated by commas
 REQUEST_ID = re.compile(r"[!-~]{1,128}")
 ENGINE_REQUESTS = "x-engine-requests"  # asks for the engine's numbers of the requests: the live page marks its own
 OPEN = ("/", "/health")  # paths that need no key
@@ -124,15 +122,6 @@ def check_key(headers: Headers, digests: Collection[bytes]) -> None:
 def is_open(path: str) -> bool:
     """True for what needs no key: whether the server is well, and the page's own files."""
     return path in OPEN or (path.startswith(OPEN_FOLDER) and ".." not in path)
-
-
-def read_keys(path: str | Path) -> list[str]:
-    """The keys in a file, one per line. Empty lines and lines that begin with # are none. ValueError if there is none."""
-    text = Path(path).expanduser().read_text(encoding="utf-8")
-    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise ValueError(f"--api-key-file {path}: has no keys; one per line")
-    return keys
 
 
 def check_host(headers: Headers, method: str, allowed_hosts: Collection[str], cors_origins: Collection[str]) -> None:

@@ -37,6 +37,7 @@ _noted: set[str] = set()
 Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: the cache keeps salts, for example
 # A list is read up to the first item that is wrong: pydantic would make an object for each one, which takes seconds.
 Items = Annotated[list[T], Field(fail_fast=True, max_length=MOST_ITEMS)]
+Few = Annotated[list[T], Field(fail_fast=True, max_length=128)]  # of tools
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 StopTexts = Annotated[list[StopText], Field(fail_fast=True, max_length=64)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -64,7 +65,11 @@ class ByType:
         self._default = default
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        models = {kind: each for each in get_args(source) for kind in get_args(each.model_fields["type"].annotation)}
+        models = {
+            kind: each
+            for each in get_args(source) or [source]
+            for kind in get_args(each.model_fields["type"].annotation)
+        }
         # In brackets, because a path to a field that is wrong has no part with one (`errors.py`).
         choices = {f"[{kind}]": handler.generate_schema(model) for kind, model in models.items()}
 
@@ -120,21 +125,11 @@ def _check_text(name: str, value: Any) -> None:
         raise PydanticCustomError("too_deep", "has too many levels of lists and objects", {"field": name}) from None
 
 
-def _note_ignored(name: str) -> None:
+def note_ignored(name: str) -> None:
+    """Log a name that means nothing here, the first time."""
     if name not in _noted and len(_noted) < MOST_NOTED:
         _noted.add(name)
         logger.warning("ignored: the field %r, which means nothing here", shown(name))
-
-
-def without_search(tools: Any) -> Any:
-    """Tools without OpenAI's own search, where a client offers it among others, as Codex does: the model would not call it.
-    By itself it is asked for, and stays, to be refused."""
-    if not isinstance(tools, list):
-        return tools
-    kept = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") == "web_search")]
-    if kept and len(kept) < len(tools):
-        _note_ignored("tools: web_search")
-    return kept or tools
 
 
 class Strict(BaseModel):
@@ -164,7 +159,7 @@ class Strict(BaseModel):
             elif value is not None and (hint := did_you_mean(name, known)):
                 raise PydanticCustomError("unknown", "no such field{hint}", {"hint": hint, "field": shown(name)})
             else:
-                _note_ignored(shown(name))
+                note_ignored(shown(name))
         return data
 
 
@@ -312,7 +307,7 @@ class Tool(Strict):
 class ChatTemplateFields(Strict):
     """What a chat template is given."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Few[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Label | None = None
     add_generation_prompt: bool | None = None

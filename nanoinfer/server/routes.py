@@ -10,8 +10,7 @@ from nanoinfer.server.chat_formatter import ChatFormatter
 from nanoinfer.server.errors import MESSAGES, refuse_if
 from nanoinfer.server.formatter import CompletionFormatter, GenerateFormatter
 from nanoinfer.server.generation_response import respond
-from nanoinfer.server.messages.formatter import MessagesFormatter
-from nanoinfer.server.messages.protocol import NAMES, CountTokensRequest, MessagesRequest, as_chat
+from nanoinfer.server.messages import NAMES, CountTokensRequest, MessagesFormatter, MessagesRequest, as_chat
 from nanoinfer.server.protocol import (
     ChatRequest,
     ChatTemplateFields,

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 import sys
@@ -126,12 +125,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise ValueError(f"--host {host} --port {port}: cannot be listened at: {error}") from error
     return sock
-
-
-def raise_open_files_limit() -> None:
-    """Let this process have as many open files, and so connections, as the system allows it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class ServerThread:

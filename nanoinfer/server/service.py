@@ -133,8 +133,7 @@ class Service:
         ApiError (500) if it takes too long: then the thread is left alone."""
         seconds = self.settings.preparation_timeout_s
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.to_thread(function)
+            return await asyncio.wait_for(asyncio.to_thread(function), seconds)
         except TimeoutError:
             message = f"{what} took longer than preparation_timeout_s={seconds:g} seconds"
             raise ApiError(500, message, code="preparation_timeout", headers=NO_RETRY) from None

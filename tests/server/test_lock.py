@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from nanoinfer.cli.serve import read_keys
 from nanoinfer.server import make_app
-from nanoinfer.server.middleware import read_keys
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import ask
 from tests.helpers.waiting import run

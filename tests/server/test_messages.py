@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.messages.formatter import _object
+from nanoinfer.server.messages import _object
 from tests.helpers.agents import ARGUMENTS, PARAMETERS, agent_llm
 from tests.helpers.engines import make_engine
 from tests.helpers.servers import Running, ask, patient_app, running, server_behind_barrier

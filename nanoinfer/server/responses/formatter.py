@@ -7,11 +7,11 @@ from typing import Any
 
 from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
 from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, CallEnd, Part, Text
+from nanoinfer.server.chat_formatter import Replies
 from nanoinfer.server.errors import ApiError
 from nanoinfer.server.formatter import DONE, ResponseFormatter, dumps, reason_in
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.logprobs import chat_logprobs
-from nanoinfer.server.replies import Replies
 from nanoinfer.server.responses.protocol import ResponsesRequest, functions_of
 from nanoinfer.server.responses.store import new_id
 from nanoinfer.server.service import Service

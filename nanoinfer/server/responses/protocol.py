@@ -14,6 +14,8 @@ from nanoinfer.server.protocol import (
     UNSUPPORTED,
     ByType,
     ChatRequest,
+    Few,
+    Function,
     Items,
     Label,
     Message,
@@ -23,8 +25,8 @@ from nanoinfer.server.protocol import (
     SamplingFields,
     Strict,
     Tool,
+    note_ignored,
     or_text,
-    without_search,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -114,13 +116,10 @@ Input = Annotated[
 ]
 
 
-class FunctionTool(Strict):
+class FunctionTool(Function):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
     strict: bool | None = None
     unsupported = dict.fromkeys(("defer_loading", "async"), (False,))
 
@@ -131,7 +130,10 @@ class NamespaceTool(Strict):
     type: Literal["namespace"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=128)]
+    tools: Few[FunctionTool]
+
+
+AnyTool = Annotated[FunctionTool | NamespaceTool, ByType()]
 
 
 class TextFormat(Strict):
@@ -158,6 +160,17 @@ class ReasoningOptions(Strict):
     ignored = ("summary", "generate_summary")
 
 
+def without_search(tools: Any) -> Any:
+    """Tools without OpenAI's own search, where a client offers it among others, as Codex does: the model would not call it.
+    By itself it is asked for, and stays, to be refused."""
+    if not isinstance(tools, list):
+        return tools
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") == "web_search")]
+    if kept and len(kept) < len(tools):
+        note_ignored("tools: web_search")
+    return kept or tools
+
+
 class ResponsesRequest(OpenAIFields):
     """`input`: a text or items. `previous_response_id`: of a stored response, whose conversation goes on."""
 
@@ -165,11 +178,7 @@ class ResponsesRequest(OpenAIFields):
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
-    tools: Annotated[
-        Annotated[list[Annotated[FunctionTool | NamespaceTool, ByType()]], Field(fail_fast=True, max_length=128)]
-        | None,
-        BeforeValidator(without_search),
-    ] = None
+    tools: Annotated[Few[AnyTool] | None, BeforeValidator(without_search)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None

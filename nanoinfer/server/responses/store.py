@@ -13,8 +13,6 @@ from nanoinfer.server.errors import ApiError
 from nanoinfer.server.responses.protocol import Item, ItemReference, MessageItem, ReasoningItem, ResponsesRequest
 
 MOST_BYTES = 256 * 2**20  # of all of them: `store_responses` says how many there are, not how long they are
-
-
 PREFIXES = {
     "response": "resp",
     "message": "msg",
