@@ -14,9 +14,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from nanoinfer import LLM
 from nanoinfer.server.protocol import MOST_ITEMS, Message
-from nanoinfer.server.responses.protocol import ResponsesRequest
+from nanoinfer.server.responses.protocol import ResponsesRequest, messages_of
 from nanoinfer.server.responses.store import ResponseStore
-from nanoinfer.server.responses.translation import messages_of
 from tests.helpers.agents import ARGUMENTS, PARAMETERS, agent_llm
 from tests.helpers.async_engines import PassBarrier
 from tests.helpers.servers import Running, ask, patient_app, request_bytes, running, server_behind_barrier
@@ -373,7 +372,7 @@ def test_the_store_has_a_limit_in_bytes() -> None:
     assert (len(store) > 0, store.get("9").num_inputs) == (True, 1), "what can never fit takes no place"
     for i in range(10 - len(store), 10):
         store.remove(str(i))
-    assert (len(store), store._size, store._owners) == (0, 0, {})
+    assert (len(store), store._size) == (0, 0)
 
 
 # --- what is refused, and what goes wrong ---
