@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from nanoinfer.requests.tool_calls.call_format import CallFormat
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
-from nanoinfer.requests.tool_calls.values import read_arguments, read_string, read_whole, string_in, value_in
+from nanoinfer.requests.tool_calls.values import COMMAS, read_arguments, read_string, read_whole, string_in, value_in
 
 KEYS = ("arguments", "parameters")  # under which models write arguments
 BETWEEN = re.compile(r"[\s,;}\]]*")  # calls, and behind the last: some models write a bracket too many
@@ -74,8 +74,9 @@ def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) ->
     yield from cursor.run()
     if not (yield from cursor.take("{")):
         raise NotACall
+    yield from cursor.run(COMMAS)
     try:
-        while not (yield from _is_at_end(cursor)):
+        while not (yield from cursor.take("}")):
             key = yield from read_string(cursor)
             yield from cursor.run()
             if not (yield from cursor.take(":")):
@@ -90,6 +91,7 @@ def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) ->
                 yield from read_arguments(cursor, ends)
             else:
                 arguments = _as_object((yield from read_whole(cursor)))
+            yield from cursor.run(COMMAS)
     except NotACall:
         if cursor.calls == before and not (name and arguments):
             raise
@@ -99,16 +101,6 @@ def read_call(cursor: Cursor, ends: Sequence[str] = (), strict: bool = False) ->
         cursor.begin(name, strict)
         cursor.add_arguments(arguments or "{}")
     cursor.end()
-
-
-def _is_at_end(cursor: Cursor) -> Reads[bool]:
-    """Whether an object ends here, and no other member comes."""
-    yield from cursor.run()
-    if (yield from cursor.take("}")):
-        return True
-    yield from cursor.take(",")
-    yield from cursor.run()
-    return False
 
 
 def _as_object(written: str) -> str:

@@ -9,7 +9,7 @@ from nanoinfer.requests.tool_calls.arguments import properties_of
 from nanoinfer.requests.tool_calls.call_format import CallFormat, Schemas, Tag, quoted
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
 from nanoinfer.requests.tool_calls.hermes import read_objects
-from nanoinfer.requests.tool_calls.values import BrokenError, read_value
+from nanoinfer.requests.tool_calls.values import COMMAS, BrokenError, read_value
 
 WORD = re.compile(r"[\w.\-]*")
 BETWEEN = re.compile(r"[\s,)\]]*")  # calls, and behind the last
@@ -79,9 +79,7 @@ def read_function(cursor: Cursor) -> Reads[None]:
             cursor.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
             yield from read_value(cursor, cursor.add_arguments)
-            yield from cursor.run()
-            yield from cursor.take(",")
-            yield from cursor.run()
+            yield from cursor.run(COMMAS)
         if before == "{":
             cursor.begin(name, must_be_known=True)
         cursor.add_arguments("{}" if before == "{" else "}")

@@ -9,6 +9,7 @@ from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
 CLOSING = {"{": "}", "[": "]", "(": ")"}
 IN_STRING = {quote: re.compile(rf"(?:[^\\{quote}]+|\\.)*", re.DOTALL) for quote in "\"'"}
 SPECIAL = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)  # what a string may have that JSON writes in another way
+COMMAS = re.compile(r"[\s,]*")  # between the parts of a call
 SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
