@@ -1,7 +1,8 @@
 // Paged attention with grouped heads: new tokens over their requests' slots, a block of keys at a time.
 //
 // A block is always keys 64 i .. 64 i + 63 of the sequence and blocks are taken in order, so what a token gets does not
-// depend on how many tokens are computed together, nor on where their K/V came from.
+// depend on how many tokens are computed together, nor on where their K/V came from. While a block is computed, memory is asked
+// for the one that follows: slots may be anywhere, so the processor cannot foresee it.
 #include "query_rows.h"
 #include "team.h"
 
@@ -50,18 +51,28 @@ static void attention(const typename E::T* q, const void* keys, const void* valu
     const Stored<E> k{keys, key_scales, kv_heads, dim}, v{values, value_scales, kv_heads, dim};
     long share = heads / kv_heads;
     divide(kv_start, seq_lens, qo_indptr, batch, heads, kv_heads, tasks);
-    const AttentionTask* last = tasks.data() + tasks.size() - 1;
-    auto compute = [=](const AttentionTask& task) {  // whether all results are finite
+    const AttentionTask *first_task = tasks.data(), *last_task = first_task + tasks.size() - 1;
+    auto position_of = [=](const AttentionTask& task) {
+        return seq_lens[task.request] - (qo_indptr[task.request + 1] - task.token);
+    };
+    auto first_key_of = [=](long position) { return window ? std::max(0L, position + 1 - window) : 0; };
+    // Keys and values of the block from key `block` on.
+    auto ask_for = [=](const AttentionTask& task, long block, long head) {
+        const int32_t* slots = kv_indices + kv_start[task.request] + block;
+        long present = std::min<long>(BLOCK, position_of(task) + task.tokens - block);
+        k.ask(task.head + head, slots, present), v.ask(task.head + head, slots, present);
+    };
+    // Returns whether all results are finite. `after`: what is computed next; null for nothing.
+    auto compute = [=](const AttentionTask& task, const AttentionTask* after) {
         const int32_t* slots = kv_indices + kv_start[task.request];
-        long position = seq_lens[task.request] - (qo_indptr[task.request + 1] - task.token);
-        long end = position + task.tokens, rows = task.tokens * share;
+        long position = position_of(task), end = position + task.tokens, rows = task.tokens * share;
         QueryRows<E> work(dim, rows, task.heads);
         KVBlock<E> kv(work.padded);
         Tiles tiles;
         auto head_of = [&](long head, long row) { return (task.head + head) * share + row % share; };
         // The keys that the task's t-th token sees, and the block where the first of them is.
         auto end_of = [&](long t) { return position + t + 1; };
-        auto first_of = [&](long t) { return window ? std::max(0L, end_of(t) - window) : 0; };
+        auto first_of = [&](long t) { return first_key_of(position + t); };
         auto first_block_of = [&](long t) { return first_of(t) / BLOCK * BLOCK; };
 
         for (long h = 0; h < task.heads; h++)
@@ -69,6 +80,8 @@ static void attention(const typename E::T* q, const void* keys, const void* valu
         for (long block = first_block_of(0); block < end; block += BLOCK)
             for (long h = 0; h < task.heads; h++) {
                 int present = (int)std::min<long>(BLOCK, end - block);
+                if (block + BLOCK < end) ask_for(task, block + BLOCK, h);
+                else if (after) ask_for(*after, first_key_of(position_of(*after)) / BLOCK * BLOCK, h);
                 kv.load(k, v, task.head + h, slots + block, present, !work.few);
                 for (long group = 0; group < work.groups; group++) {
                     long first = group * GROUP / share, final = (std::min(rows, group * GROUP + GROUP) - 1) / share;
@@ -89,10 +102,10 @@ static void attention(const typename E::T* q, const void* keys, const void* valu
         return finite;
     };
     for_each(tasks.size(), [=](long i) {  // a prompt's last tokens see most: longest first
-        const AttentionTask task = *(last - i);
-        if (compute(task) || task.token >= qo_indptr[task.request]) return;
+        const AttentionTask& task = *(last_task - i);
+        if (compute(task, &task == first_task ? nullptr : &task - 1) || task.token >= qo_indptr[task.request]) return;
         // NaN or infinity in a draft's value, times a probability of 0, is NaN: the tokens before it must not get it.
         for (int token = task.token; token < task.token + task.tokens; token++)
-            compute({task.request, token, 1, task.head, task.heads});
+            compute({task.request, token, 1, task.head, task.heads}, nullptr);
     });
 }

@@ -118,6 +118,18 @@ struct Stored {
 
     const T* element(long slot, long head) const { return (const T*)at + (slot * heads + head) * dim; }
 
+    // Ask memory for what slots[0] .. slots[count - 1] hold of one head, which is needed soon.
+    void ask(long head, const int32_t* slots, long count) const {
+        long bytes = dim * (scales ? 1 : sizeof(T));
+        const char* first = (const char*)at + head * bytes;
+        asm volatile("");  // g++ leaves out calls of a function that does nothing but prefetch
+        for (long i = 0; i < count; i++) {
+            const char* row = first + slots[i] * heads * bytes;
+            for (long b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+            if (scales) __builtin_prefetch(scales + slots[i] * heads + head, 0, 2);
+        }
+    }
+
     // A slot's elements, with zeros from `dim` to `padded`, which is a multiple of 2 LANES.
     void copy(long slot, long head, long padded, T* to) const {
         constexpr long TWO = 2 * LANES;
