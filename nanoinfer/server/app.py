@@ -14,11 +14,10 @@ from starlette.responses import Response
 
 from nanoinfer.server import live
 from nanoinfer.server.block_events import block_routes
-from nanoinfer.server.messages.routes import messages_routes
 from nanoinfer.server.middleware import RequestMiddleware
-from nanoinfer.server.operations import adapter_routes, operation_routes
-from nanoinfer.server.responses.routes import responses_routes
-from nanoinfer.server.routes import openai_routes, token_routes
+from nanoinfer.server.operations import add_operation_routes
+from nanoinfer.server.responses.routes import add_responses_routes
+from nanoinfer.server.routes import add_client_routes
 from nanoinfer.server.service import Service
 from nanoinfer.server.settings import ServerSettings
 from nanoinfer.version import __version__
@@ -61,8 +60,8 @@ def make_app(llm: Any, settings: ServerSettings | None = None, **options: Any) -
         redirect_slashes=False,
     )
     app.state.service = service
-    for routes in (openai_routes, responses_routes, messages_routes, token_routes, adapter_routes, operation_routes):
-        app.include_router(routes(service))
+    for add_routes in (add_client_routes, add_responses_routes, add_operation_routes):
+        add_routes(app, service)
     app.router.routes.extend(block_routes(service))
     if service.served.local:
         app.router.routes.extend(live.routes(service))

@@ -36,12 +36,17 @@ def block_routes(service: Service) -> list[BaseRoute]:
     feed: BlockFeed = engine.block_feed(service.settings.event_block_size)
 
     async def events(request: Request) -> Response:
-        if service.is_ending.is_set() or service.engine.is_closed:
-            raise shut_down()
         place = read_place(request.headers.get("last-event-id"))
-        return StreamingResponse(events_of(service, feed, place), headers=HEADERS)
+        return endless(service, events_of(service, feed, place))
 
     return [Route("/block_events", events)]
+
+
+def endless(service: Service, events: AsyncIterator[bytes]) -> Response:
+    """The answer that goes on until its client is gone or the server ends. ApiError (503) when that is so."""
+    if service.is_ending.is_set() or service.engine.is_closed:
+        raise shut_down()
+    return StreamingResponse(events, headers=HEADERS)
 
 
 async def events_of(service: Service, feed: BlockFeed, place: tuple[str, int] | None) -> AsyncIterator[bytes]:

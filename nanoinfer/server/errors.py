@@ -3,6 +3,7 @@ logged of it."""
 
 import json
 import logging
+import re
 import traceback
 from collections.abc import Mapping
 from reprlib import repr as repr_in_short
@@ -12,16 +13,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from nanoinfer.errors import (
-    AdapterError,
-    ContextLengthError,
-    EngineClosedError,
-    InvalidRequestError,
-    NoTokenAllowedError,
-    QueueFullError,
-    ReplicaLostError,
-    StepFailedError,
-)
+import nanoinfer.errors as engine_errors
 
 TYPES = {
     400: "invalid_request_error",
@@ -73,6 +65,14 @@ class ApiError(Exception):
             told["details"] = {"error_code": "thread_unsupported_request"}
         return {"type": "error", "error": told, "request_id": request_id}
 
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same, of fields that the client calls otherwise. `names`: ours → the client's."""
+        message = self.message
+        for ours, theirs in names.items():
+            message = re.sub(rf"(?<![\w.'\"]){re.escape(ours)}(?![\w'\"])", theirs, message)
+        param = names.get(self.param or "", self.param)
+        return ApiError(self.status, message, param, self.code, self.headers) if names else self
+
     @property
     def body(self) -> bytes:
         """The body as JSON. Escapes keep it ASCII, so that text that is not UTF-8 can be quoted in it."""
@@ -82,6 +82,12 @@ class ApiError(Exception):
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A 400."""
     return ApiError(400, message, param, code)
+
+
+def refuse_if(is_wrong: object, field: str, why: str, value: Any = None, code: str | None = None) -> None:
+    """ApiError (400) naming the field, and its value if that is given here, if something `is_wrong` with it."""
+    if is_wrong:
+        raise bad_request(f"{field}{'' if value is None else f'={repr_in_short(value)}'}: {why}", field, code)
 
 
 def timed_out(seconds: float) -> ApiError:
@@ -110,22 +116,22 @@ def as_api_error(
         detail = error.detail if error.__cause__ is None else f"the body is not JSON: {error.__cause__}"
         detail += "; a client's base URL must end with /v1" if error.status_code == 404 else ""
         return ApiError(error.status_code, detail, headers=error.headers)
-    if isinstance(error, QueueFullError):
+    if isinstance(error, engine_errors.QueueFullError):
         return ApiError(429, str(error), code="queue_full")
-    if isinstance(error, ReplicaLostError):
+    if isinstance(error, engine_errors.ReplicaLostError):
         return ApiError(503, str(error), code="replica_lost")
-    if isinstance(error, EngineClosedError):
+    if isinstance(error, engine_errors.EngineClosedError):
         return shut_down()
-    if isinstance(error, AdapterError):
+    if isinstance(error, engine_errors.AdapterError):
         return bad_request(str(error), "model")
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, engine_errors.InvalidRequestError):
         theirs = None if error.field is None else names.get(error.field, error.field)
         message = str(error) if theirs == error.field else f"{theirs}: {error}"
-        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        code = "context_length_exceeded" if isinstance(error, engine_errors.ContextLengthError) else None
         return bad_request(message[:MAX_MESSAGE], theirs, code)
-    if isinstance(error, StepFailedError) and isinstance(error.__cause__, NoTokenAllowedError):
-        return bad_request(f"{grammar_field}: {error.__cause__}", grammar_field, "no_token_allowed")
-    if isinstance(error, StepFailedError):
+    if isinstance(error, engine_errors.StepFailedError):
+        if isinstance(error.__cause__, engine_errors.NoTokenAllowedError):
+            return bad_request(f"{grammar_field}: {error.__cause__}", grammar_field, "no_token_allowed")
         kind = type(error.__cause__ or error).__name__
         return ApiError(500, f"the request ended because a step of the engine failed ({kind})", code="step_failed")
     return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")

@@ -11,19 +11,35 @@ from prometheus_client import Histogram
 from nanoinfer.engine.async_stream import AsyncStream
 from nanoinfer.outputs import RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
-from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
+from nanoinfer.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Tools:
+    """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
+    of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
+    `parallel`: whether there may be several calls. `schemas`: as `must_call`, of all functions."""
+
+    definitions: list[dict[str, Any]] | None = None
+    must_call: Mapping[str, Any] | None = None
+    is_named: bool = False
+    parallel: bool = True
+    schemas: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GenerationRequest:
     """`requests`: one per prompt; their parameters differ only in `max_new_tokens`. `copies`: how often each completion is
     answered. At temperature 0 all `n` completions are equal, so the engine computes one, and `copies` is n. `field_names`:
-    what the client calls fields of SamplingParams, where that differs."""
+    what the client calls fields of SamplingParams, where that differs. `tools`: what the model may call. `hidden_tokens`:
+    special tokens that the text has, for tags among them, and that the client does not see."""
 
     requests: Sequence[Request]
     model: str
     copies: int
     field_names: Mapping[str, str]
+    tools: Tools = Tools()
+    hidden_tokens: Sequence[str] = ()
 
     @property
     def prompts(self) -> list[Any]:
@@ -38,8 +54,8 @@ class GenerationRequest:
     @property
     def grammar_field(self) -> str | None:
         """What the client calls the field with its grammar; None if it has none."""
-        given = (name for name in GRAMMAR_FIELDS if getattr(self.params, name) is not None)
-        return next((self.field_names.get(name, name) for name in given), None)
+        field = self.params.grammar_field
+        return field and self.field_names.get(field, field)
 
     @property
     def choices_per_prompt(self) -> int:

@@ -1,6 +1,8 @@
 """GenerationResponse: sends a generation to its client, whole or as a stream, and ends it when the client is gone."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -22,13 +24,15 @@ STREAM_HEADERS = [
 
 
 async def respond(
-    service: Service, http: Request, request: GenerationRequest, formatter: ResponseFormatter, stream: bool | None
+    service: Service, http: Request, body: Any, request: GenerationRequest, formatter: Callable[..., ResponseFormatter]
 ) -> "GenerationResponse":
-    """Queue what a client asks for, and answer it. Errors as in `Service.generate`."""
-    tokenizer = service.core.builder.tokenizer
+    """Queue what a client asks for with `body`, and answer it as `formatter`, a class, writes it. Errors as in
+    `Service.generate`."""
+    context, tokenizer = context_of(http.scope), service.core.builder.tokenizer
     if service.settings.show_prompts and tokenizer is not None:
-        context_of(http.scope).prompt = "\n".join(map(tokenizer.decode, request.prompts))
-    return GenerationResponse(service, await service.generate(request), formatter, bool(stream))
+        context.prompt = "\n".join(map(tokenizer.decode, request.prompts))
+    made = formatter(service, body, request, context.request_id)
+    return GenerationResponse(service, await service.generate(request), made, bool(body.stream))
 
 
 class GenerationResponse(Response):
@@ -104,7 +108,8 @@ class GenerationResponse(Response):
         end raises is a bug, whatever its type: by now, nothing is the request's fault."""
         self._generation.failed = True
         if isinstance(error, StepFailedError | EngineClosedError):
-            self._context.error = as_api_error(error, grammar_field=self._generation.request.grammar_field)
+            told = as_api_error(error, grammar_field=self._generation.request.grammar_field)
+            self._context.error = told.renamed(self._context.names)
             return self._context.error
         log_bug(self._context.request_id, error, self._service.settings.show_prompts)
         return ApiError(500, f"internal error ({type(error).__name__})", code="internal_error")

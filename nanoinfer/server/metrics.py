@@ -1,54 +1,37 @@
 """Metrics: what `/metrics` shows, under vLLM's names where the meaning is the same, so that its dashboards work."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from nanoinfer.engine.engine import Engine
-from nanoinfer.engine.stats import EngineStats
 
 if TYPE_CHECKING:
     from nanoinfer.server.generation import Generation
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 REASONS = ("stop", "length", "abort", "timeout")
 ABORTS = ("disconnect", "shutdown", "error")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """An engine between two steps: its statistics and the size of its tree."""
-
-    stats: EngineStats
-    tree_nodes: int
-
-    @classmethod
-    def of(cls, engine: Engine) -> "Sample":
-        """Look at an engine. Call it in the engine's thread."""
-        return cls(engine.stats(), engine.radix_cache.num_nodes)
-
-    @classmethod
-    def sum(cls, samples: "Sequence[Sample]") -> "Sample":
-        """Several engines as one: numbers are added up, the rest is the first engine's."""
-        first, names = samples[0].stats, [field.name for field in fields(EngineStats)]
-        added = [name for name in names if isinstance(first[name], int | float) and name != "loaded_adapters"]
-        stats = replace(first, **{name: sum(each.stats[name] for each in samples) for name in added})
-        return cls(stats, sum(each.tree_nodes for each in samples))
+def sample(engine: Engine) -> dict[str, Any]:
+    """An engine's statistics, and the size of its tree. Call it in the engine's thread."""
+    return {**engine.stats(), "tree_nodes": engine.radix_cache.num_nodes}
 
 
-class Metrics:
-    """The counters and histograms of one server."""
+class Metrics(Collector):
+    """The counters and histograms of one server, and what its engines count."""
 
     def __init__(self, model_name: str):
         self._model, self._registry = model_name, CollectorRegistry()
+        self._registry.register(self)
 
         def counter(name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
             made = Counter(name, text, ["model_name", label], registry=self._registry)
@@ -90,27 +73,22 @@ class Metrics:
         if reason := generation.closed_by or ("error" if generation.failed else None):
             self._aborts.labels(self._model, reason).inc()
 
-    def text(self, sample: Sample) -> bytes:
-        """Everything in Prometheus' text format."""
-        sampled = CollectorRegistry()
-        sampled.register(_Sampled(self._model, sample))
-        return generate_latest(self._registry) + generate_latest(sampled)
-
-
-class _Sampled(Collector):
-    """What the engine counts, in the form that `prometheus_client` writes."""
-
-    def __init__(self, model_name: str, sample: Sample):
-        self._model, self._sample = model_name, sample
+    def text(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
+        """Everything in Prometheus' text format. `samples`: one per engine; their numbers are added up."""
+        self._samples = samples
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._sample.stats
+        """What the engines count, in the form that `prometheus_client` writes."""
+        first, *_ = self._samples
+        numbers = [name for name, value in first.items() if isinstance(value, int | float)]
+        stats = SimpleNamespace(**{name: sum(each[name] for each in self._samples) for name in numbers})
         used, in_tree = stats.protected_slots + stats.request_slots, stats.evictable_slots + stats.protected_slots
         slots = {"free": stats.free_slots, "tree_evictable": stats.evictable_slots}
         slots |= {"tree_protected": stats.protected_slots, "requests": stats.request_slots}
         fetched = {"host": stats.host_fetched_tokens, "disk": stats.disk_fetched_tokens}
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        for kind, name, text, value in (
+        rows: tuple[tuple[Any, ...], ...] = (
             (gauge, "vllm:num_requests_running", "Requests that hold K/V now.", stats.running),
             (gauge, "vllm:num_requests_waiting", "Requests that wait now.", stats.waiting),
             (gauge, "vllm:kv_cache_usage_perc", "Share of the slots that requests use.", used / stats.total_slots),
@@ -121,19 +99,15 @@ class _Sampled(Collector):
             (counter, "vllm:num_preemptions", "Requests that were retracted.", stats.retractions),
             (gauge, "nanoinfer:host_held_tokens", "Tokens with K/V in host memory.", stats.host_held_tokens),
             (gauge, "nanoinfer:num_requests_paused", "Requests that are paused now.", stats.paused),
-            (gauge, "nanoinfer:tree_nodes", "Nodes of the radix tree.", self._sample.tree_nodes),
+            (gauge, "nanoinfer:tree_nodes", "Nodes of the radix tree.", stats.tree_nodes),
             (gauge, "nanoinfer:tree_tokens", "Tokens in the radix tree.", in_tree),
-            (gauge, "nanoinfer:loaded_adapters", "Adapters that are loaded.", stats.loaded_adapters),
+            (gauge, "nanoinfer:loaded_adapters", "Adapters that are loaded.", first["loaded_adapters"]),
             (gauge, "nanoinfer:tokens_per_second", "Recent output tokens per second.", stats.tokens_per_second),
-        ):
-            family = kind(name, text, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
-        for kind, name, text, label, values in (
-            (gauge, "nanoinfer:slots", "Slots by owner.", "owner", slots),
-            (counter, "nanoinfer:fetched_tokens", "Tokens whose K/V came back from a tier.", "tier", fetched),
-        ):
-            family = kind(name, text, labels=["model_name", label])
-            for key, value in values.items():
-                family.add_metric([self._model, key], value)
+            (gauge, "nanoinfer:slots", "Slots by owner.", slots, "owner"),
+            (counter, "nanoinfer:fetched_tokens", "Tokens whose K/V came back from a tier.", fetched, "tier"),
+        )
+        for kind, name, text, value, *label in rows:
+            family = kind(name, text, labels=["model_name", *label])
+            for key, number in value.items() if label else (("", value),):
+                family.add_metric([self._model, key] if label else [self._model], number)
             yield family

@@ -39,7 +39,8 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
         self._inside = 0  # requests that are being answered
-        self._keys = Keys(service.settings.api_keys)
+        # Of equal length, so that none shows in the time that a comparison takes.
+        self._digests = [sha256(key.encode()).digest() for key in service.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +67,7 @@ class RequestMiddleware:
             if self._inside > settings.max_requests and not is_open(scope["path"]):
                 raise ApiError(503, "too many requests at a time", code="overloaded")
             if not is_open(scope["path"]):
-                self._keys.check(headers)
+                check_key(headers, self._digests)
             receive = bounded(receive, headers, settings.max_body_bytes)
             if is_open(scope["path"]) or scope["path"].startswith(OPEN_TO_THE_END):
                 await self._app(scope, receive, noted_send)
@@ -74,7 +75,7 @@ class RequestMiddleware:
                 with self._service.drain.inside(context):
                     await self._app(scope, receive, noted_send)
         except Exception as error:
-            answer = context.error = as_api_error(error)
+            answer = context.error = as_api_error(error).renamed(context.names)
             if answer.status == 500 and not isinstance(error, ApiError):
                 log_bug(context.request_id, error, settings.show_prompts)
             if context.status:  # the server cuts the connection, so that nobody takes the answer for a whole one
@@ -110,22 +111,14 @@ def bounded(receive: Receive, headers: Headers, most: int) -> Receive:
     return counted
 
 
-class Keys:
-    """Without keys, everybody may use it."""
-
-    def __init__(self, keys: Collection[str]):
-        self._digests = [sha256(key.encode()).digest() for key in keys]  # of equal length: none shows in the time
-
-    def check(self, headers: Headers) -> None:
-        """ApiError (401) without a right key, if there are any. Anthropic's clients send it as x-api-key."""
-        if not self._digests:
-            return
-        scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
-        given = sha256(key.strip().encode("latin-1")).digest()
-        matches = [compare_digest(given, digest) for digest in self._digests]  # all of them, whichever matches
-        if scheme.lower() != "bearer" or not any(matches):
-            message = "no API key, or a wrong one: send the header 'Authorization: Bearer KEY'"
-            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+def check_key(headers: Headers, digests: Collection[bytes]) -> None:
+    """ApiError (401) without a right key, if there are any. Anthropic's clients send it as x-api-key."""
+    scheme, _, key = headers.get("authorization", f"bearer {headers.get('x-api-key', '')}").partition(" ")
+    given = sha256(key.strip().encode("latin-1")).digest()
+    matches = [compare_digest(given, digest) for digest in digests]  # all of them, whichever matches
+    if digests and not (scheme.lower() == "bearer" and any(matches)):
+        message = "no API key, or a wrong one: send the header 'Authorization: Bearer KEY'"
+        raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def is_open(path: str) -> bool:

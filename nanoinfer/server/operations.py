@@ -3,30 +3,30 @@
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
 from nanoinfer.errors import AdapterError
-from nanoinfer.server.errors import ApiError, bad_request, shut_down
-from nanoinfer.server.metrics import CONTENT_TYPE, Sample
+from nanoinfer.server.errors import ApiError, bad_request, refuse_if, shut_down
+from nanoinfer.server.metrics import sample
 from nanoinfer.server.protocol import LoadRequest, UnloadRequest
 from nanoinfer.server.service import Service
 from nanoinfer.version import __version__
 
 
-def operation_routes(service: Service) -> APIRouter:
+def add_operation_routes(app: FastAPI, service: Service) -> None:
     """The routes of one server."""
-    router = APIRouter()
 
-    @router.head("/health", include_in_schema=False)  # load balancers ask so
-    @router.get("/health")
+    @app.head("/health", include_in_schema=False)  # load balancers ask so
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether it takes requests."""
         if service.drain.is_draining or service.engine.is_closed:
             raise shut_down()
         return {"status": "ok"}
 
-    @router.get("/version")
+    @app.get("/version")
     async def version() -> dict[str, str]:
         """The version of nanoinfer."""
         return {"version": __version__}
@@ -37,36 +37,29 @@ def operation_routes(service: Service) -> APIRouter:
         has = {f"has_{kind}_understanding": False for kind in ("image", "audio")}
         return {"model_path": name, "tokenizer_path": name, "is_generation": True, **has}
 
-    router.get("/get_model_info")(model_info)
-    router.get("/model_info")(model_info)  # its newer name
+    app.get("/get_model_info")(model_info)
+    app.get("/model_info")(model_info)  # its newer name
 
-    @router.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """The metrics in Prometheus' text format."""
-        samples = await service.engine.visit_each(Sample.of)
-        return Response(service.metrics.text(Sample.sum(samples)), media_type=CONTENT_TYPE)
+        samples = await service.engine.visit_each(sample)
+        return Response(service.metrics.text(samples), media_type=CONTENT_TYPE_LATEST)
 
     async def flush() -> dict[str, Any]:
         """Free all cached tokens that no running request relies on. Says how many there were."""
         freed = await service.engine.visit_each(lambda engine: engine.flush_cache())
         return {"success": True, "freed_tokens": sum(freed)}
 
-    router.post("/flush_cache")(flush)  # SGLang's
-    router.post("/reset_prefix_cache")(flush)  # vLLM's
+    app.post("/flush_cache")(flush)  # SGLang's
+    app.post("/reset_prefix_cache")(flush)  # vLLM's
 
-    return router
-
-
-def adapter_routes(service: Service) -> APIRouter:
-    """The routes of one server."""
-    router = APIRouter()
-
-    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    @app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load(body: LoadRequest) -> Response:
         """Load an adapter. Requests can then use its name as `model`."""
         folder, name = _folder(service, body.lora_path), body.lora_name
-        if not name.strip() or not name.isprintable() or name in service.model_names():
-            raise bad_request(f"lora_name={name!r}: must be printable, and not the name of a model here", "lora_name")
+        is_free = name.strip() and name.isprintable() and name not in service.model_names()
+        refuse_if(not is_free, "lora_name", "must be printable, and not the name of a model here", name)
         try:
             await service.engine.load_adapter(name, folder)
         except AdapterError as error:  # where the root is concerns nobody
@@ -74,7 +67,7 @@ def adapter_routes(service: Service) -> APIRouter:
             raise bad_request(message, "lora_path") from error
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    @app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload(body: UnloadRequest) -> Response:
         """Forget an adapter that no request uses."""
         _root(service)
@@ -86,8 +79,6 @@ def adapter_routes(service: Service) -> APIRouter:
         except AdapterError as error:
             raise ApiError(409, str(error), "lora_name", "adapter_in_use") from error
         return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
-
-    return router
 
 
 def _root(service: Service) -> Path:
@@ -107,6 +98,5 @@ def _folder(service: Service, given: str) -> Path:
         raise bad_request("lora_path: is no path", "lora_path") from None
     if folder == root or not folder.is_relative_to(root):
         raise ApiError(403, "lora_path: must be a folder inside --adapter-root", "lora_path", "outside_adapter_root")
-    if not is_there:
-        raise bad_request(f"lora_path={given!r}: no such folder in --adapter-root", "lora_path")
+    refuse_if(not is_there, "lora_path", "no such folder in --adapter-root", given)
     return folder

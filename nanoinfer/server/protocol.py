@@ -6,13 +6,22 @@ unknown field is ignored, and logged once.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nanoinfer.keywords import CLOSE, LONGEST
 from nanoinfer.sampling_params import SamplingParams
@@ -29,11 +38,7 @@ Label = Annotated[str, Field(max_length=256)]  # what is only kept or repeated: 
 # A list is read up to the first item that is wrong: pydantic would make an object for each one, which takes seconds.
 Items = Annotated[list[T], Field(fail_fast=True, max_length=MOST_ITEMS)]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
-Stop = Annotated[
-    Annotated[list[StopText], Field(fail_fast=True, max_length=64)] | None,
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
-]
+StopTexts = Annotated[list[StopText], Field(fail_fast=True, max_length=64)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenKey = Annotated[int, Field(ge=0, strict=False)]  # JSON's keys are text
 JsonSchema = dict[str, Any] | str | None
@@ -42,6 +47,38 @@ _TEXT = {"type": "string", "minLength": 1}
 Prompts = Annotated[  # `prompts_of` says what is wrong with them
     Any, WithJsonSchema({"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1}]})
 ]
+
+
+def or_text(kind: Any, of: Callable[[str], Any]) -> BeforeValidator:
+    """A text may be given in place of a list of this `kind`: that of the one thing that `of` makes of it."""
+    return BeforeValidator(
+        lambda value: [of(value)] if isinstance(value, str) else value, json_schema_input_type=str | kind
+    )
+
+
+class ByType:
+    """Annotates a union of models: it is the one that has a value's `type`, or where that says none, `default`. Others are
+    refused by their type."""
+
+    def __init__(self, default: str | None = None):
+        self._default = default
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        models = {kind: each for each in get_args(source) for kind in get_args(each.model_fields["type"].annotation)}
+        # In brackets, because a path to a field that is wrong has no part with one (`errors.py`).
+        choices = {f"[{kind}]": handler.generate_schema(model) for kind, model in models.items()}
+
+        def choose(value: Any) -> str:
+            return f"[{value.get('type', self._default)}]" if isinstance(value, dict) else next(iter(choices))
+
+        return core_schema.tagged_union_schema(
+            choices,
+            choose,
+            custom_error_type="unsupported",
+            custom_error_message="is not supported; known are {known}",
+            custom_error_context={"field": "type", "known": ", ".join(models)},
+        )
+
 
 # Fields of OpenAI, vLLM and SGLang that would change an answer, and cannot; with the values that ask for nothing.
 NOTHING: tuple[object, ...] = (False, 0, "", [], {})
@@ -89,12 +126,25 @@ def _note_ignored(name: str) -> None:
         logger.warning("ignored: the field %r, which means nothing here", shown(name))
 
 
+def without_search(tools: Any) -> Any:
+    """Tools without OpenAI's own search, where a client offers it among others, as Codex does: the model would not call it.
+    By itself it is asked for, and stays, to be refused."""
+    if not isinstance(tools, list):
+        return tools
+    kept = [tool for tool in tools if not (isinstance(tool, dict) and tool.get("type") == "web_search")]
+    if kept and len(kept) < len(tools):
+        _note_ignored("tools: web_search")
+    return kept or tools
+
+
 class Strict(BaseModel):
     """A body, or part of one. Nothing is converted ("1" is no number; 1 is one, too, where 1.0 is expected). `unsupported`:
-    fields that are refused, unless they are null, or have one of these values, of the same type."""
+    fields that are refused, unless they are null, or have one of these values, of the same type. `ignored`: those that many
+    clients send, and that change nothing here."""
 
     model_config = ConfigDict(strict=True, protected_namespaces=())
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    ignored: ClassVar[Collection[str]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -103,7 +153,7 @@ class Strict(BaseModel):
             return data
         if len(data) > MOST_FIELDS:
             raise PydanticCustomError("too_many", "must not have more than {most} fields", {"most": MOST_FIELDS})
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = {*cls.ignored, *(field.alias or name for name, field in cls.model_fields.items())}
         for name, value in data.items():
             harmless = cls.unsupported.get(name)
             if name in known:
@@ -168,7 +218,7 @@ class SamplingFields(_PlainFields):  # type: ignore[misc, valid-type]
     """What all endpoints that generate take. None is the same as absent. Ranges are those of SamplingParams."""
 
     seed: int | None = None
-    stop: Stop = None
+    stop: Annotated[StopTexts | None, or_text(StopTexts | None, str)] = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     logit_bias: Annotated[dict[TokenKey, float], Field(max_length=1024)] | None = None
     json_schema: JsonSchema = None
@@ -179,31 +229,31 @@ class SamplingFields(_PlainFields):  # type: ignore[misc, valid-type]
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
 
 
-class GenerationFields(SamplingFields):
-    """What both of OpenAI's endpoints take."""
+class OpenAIFields(SamplingFields):
+    """What all of OpenAI's endpoints take."""
 
     model: str
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    cache_salt: Label | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+
+
+class GenerationFields(OpenAIFields):
+    """What /v1/completions and /v1/chat/completions take."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    response_format: ResponseFormat | None = None
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     guided_json: JsonSchema = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: Label | None = None
     return_token_ids: bool | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        """True when the stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class CompletionRequest(GenerationFields):
@@ -227,7 +277,7 @@ class ToolCall(Strict):
     function: FunctionCall
     type: str = "function"
     id: str | None = None
-    index: int | None = None
+    ignored = ("index",)
 
 
 class Message(Strict):
@@ -244,12 +294,12 @@ class Message(Strict):
 
 
 class Function(Strict):
-    """A function that the model may call. `parameters`: a JSON schema. The model is not shown `strict`."""
+    """A function that the model may call. `parameters`: a JSON schema."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[bool | None, Field(exclude=True)] = None
+    ignored = ("strict",)
 
 
 class Tool(Strict):

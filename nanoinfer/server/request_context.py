@@ -11,7 +11,7 @@ was answered. Switch it on with `logging.basicConfig(level=logging.INFO)`; `serv
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,8 @@ logger = logging.getLogger("nanoinfer.access")
 @dataclass(eq=False)
 class RequestContext:
     """`request_id`: the client's, or a new one. `generation`: what is generated for it. `error`: its answer, if it is one.
-    `prompt`: its prompts as text, only where the log may show them. `task`: that which serves it."""
+    `prompt`: its prompts as text, only where the log may show them. `task`: that which serves it. `names`: of the fields of
+    chat requests → the client's, where it calls them otherwise."""
 
     request_id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.perf_counter)
@@ -39,6 +40,7 @@ class RequestContext:
     generation: "Generation | None" = None
     error: ApiError | None = None
     prompt: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
     task: "asyncio.Task[Any] | None" = None
     is_ended: bool = False
 

@@ -3,8 +3,8 @@ may call, rendered by its chat template, or must."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from reprlib import repr as repr_in_short
 from typing import Any
 
@@ -12,12 +12,21 @@ from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of, renders_tools
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
-from nanoinfer.server.errors import as_api_error, bad_request
-from nanoinfer.server.generation import GenerationRequest
-from nanoinfer.server.protocol import ChatRequest, CompletionRequest, GenerationFields, Message, SamplingFields
+from nanoinfer.server.errors import as_api_error, bad_request, refuse_if
+from nanoinfer.server.generation import GenerationRequest, Tools
+from nanoinfer.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateParams,
+    GenerateRequest,
+    GenerationFields,
+    Message,
+    SamplingFields,
+)
 from nanoinfer.server.service import Service
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+DEFAULT_GENERATE_TOKENS = 128  # SGLang's
 OTHERS = ("min_tokens", "min_new_tokens", "sampling_seed", "no_stop_trim")
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NAMES = {  # the client's name → that of SamplingParams
@@ -30,24 +39,13 @@ ANY_OBJECT = {"type": "object"}
 HTML = re.compile(r"</?[a-z]+>")
 
 
-@dataclass(frozen=True)
-class Tools:
-    """`definitions`: for the template; None if the model may call nothing. `must_call`: name → JSON schema of the arguments
-    of each function of which it must call one; None if it need not call any. `is_named`: the client has named that one.
-    `parallel`: whether there may be several calls. `schemas`: as `must_call`, of all functions."""
-
-    definitions: list[dict[str, Any]] | None = None
-    must_call: Mapping[str, Any] | None = None
-    is_named: bool = False
-    parallel: bool = True
-    schemas: Mapping[str, Any] | None = None
-
-
 class ParsedFields:
-    """Arguments of SamplingParams that a body gives (`values`), and what the client calls them (`names`)."""
+    """Arguments of SamplingParams that a body gives (`values`), and what the client calls them (`names`). `max_tokens`: per
+    answer, None where the client names no number; `n`: answers per prompt."""
 
-    def __init__(self, body: SamplingFields) -> None:
+    def __init__(self, body: SamplingFields, max_tokens: int | None) -> None:
         self.values: dict[str, Any] = {}
+        self.max_tokens, self.n = max_tokens, 1 if body.n is None else body.n
         self.names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
         for theirs, ours in NAMES.items():
             value = getattr(body, theirs, None)
@@ -79,76 +77,82 @@ class ParsedFields:
                 elif value:
                     self.add("structured_outputs.json_object", "json_schema", ANY_OBJECT)
         if (form := body.response_format) is not None:
-            if (form.type == "json_schema") != (form.json_schema is not None):
-                raise bad_request("response_format.json_schema: belongs to the type json_schema", "response_format")
-            if form.json_schema is not None:
-                self.add("response_format", "json_schema", form.json_schema.schema_)
-            elif form.type == "json_object":
-                self.add("response_format", "json_schema", ANY_OBJECT)
+            is_wrong = (form.type == "json_schema") != (form.json_schema is not None)
+            refuse_if(is_wrong, "response_format.json_schema", "belongs to the type json_schema, which needs it")
+            if form.type != "text":
+                schema = ANY_OBJECT if form.json_schema is None else form.json_schema.schema_
+                self.add("response_format", "json_schema", schema)
 
 
 async def completion_request(service: Service, body: CompletionRequest) -> GenerationRequest:
     """What a request to /v1/completions asks for. ApiError naming the field that is wrong."""
-    prompts, names = await prompts_of(service, body.prompt, "prompt")
-    wanted = body.max_tokens
-    if wanted == 0:
-        if not body.echo:
-            raise bad_request("max_tokens=0: must be at least 1, or 0 with echo=true", "max_tokens")
-        wanted = 1  # a pass gives one; it is not shown
-    fields = ParsedFields(body)
+    prompts = await prompts_of(service, body.prompt, "prompt")
+    refuse_if(body.max_tokens == 0 and not body.echo, "max_tokens", "must be at least 1, or 0 with echo=true", 0)
+    fields = ParsedFields(body, 1 if body.max_tokens == 0 else body.max_tokens)  # a pass gives one; it is not shown
     _ask_for_logprobs(body, fields, body.logprobs, echoed=body.logprobs if body.echo else None)
-    default, salt = DEFAULT_COMPLETION_TOKENS, body.cache_salt
-    return make_request(service, prompts, names, body.model, fields, wanted, default, body.n, salt)
+    return make_request(service, prompts, fields, body.model, DEFAULT_COMPLETION_TOKENS, body.cache_salt)
 
 
-async def chat_request(
-    service: Service, body: ChatRequest, tools: Tools, default: int | None = None
-) -> GenerationRequest:
-    """What a request to /v1/chat/completions asks for; `tools`: those that the model may call; `default`: of tokens, where
-    it names no number; None: the rest of the context."""
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise bad_request("max_completion_tokens: differs from max_tokens, its other name", "max_completion_tokens")
-    if body.top_logprobs and not body.logprobs:
-        raise bad_request("top_logprobs: needs logprobs=true", "top_logprobs")
-    wanted = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+async def chat_request(service: Service, body: ChatRequest, default: int | None = None) -> GenerationRequest:
+    """What a request to /v1/chat/completions asks for; `default`: of tokens, where it names no number; None: the rest of
+    the context. ApiError naming the field that is wrong."""
+    tools = tools_of(service, body)
+    two_numbers = body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens)
+    refuse_if(two_numbers, "max_completion_tokens", "differs from max_tokens, its other name")
+    refuse_if(body.top_logprobs and not body.logprobs, "top_logprobs", "needs logprobs=true")
     prompt = await encode_chat(service, body, tools)
-    fields = ParsedFields(body)
-    if special_tags(service, body, tools):  # the parser of the reply must see them
+    fields = ParsedFields(body, body.max_completion_tokens if body.max_tokens is None else body.max_tokens)
+    hidden = special_tags(service, body, tools)
+    if hidden:  # the parser of the reply must see them
         fields.values["skip_special_tokens"] = False
     _restrict(fields, tools)
     if (reasoning := reasoning_of(service.tokenizer)) is not None and fields.has_grammar:
         fields.values["reasoning"] = reasoning.state(service.tokenizer, prompt)
     _ask_for_logprobs(body, fields, (body.top_logprobs or 0) if body.logprobs else None)
     fields.names["logprobs"] = "top_logprobs"
-    return make_request(service, [prompt], ["messages"], body.model, fields, wanted, default, body.n, body.cache_salt)
+    request = make_request(service, {"messages": prompt}, fields, body.model, default, body.cache_salt)
+    return replace(request, tools=tools, hidden_tokens=hidden)
+
+
+async def generate_request(service: Service, body: GenerateRequest) -> GenerationRequest:
+    """What a request to /generate asks for. ApiError naming the field that is wrong."""
+    refuse_if((body.text is None) == (body.input_ids is None), "text", "must be given, or else input_ids")
+    refuse_if(isinstance(body.input_ids, str), "input_ids", "must be token ids")
+    refuse_if(None not in (body.lora_path, body.model), "lora_path", "model is given as well")
+    field, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
+    params = body.sampling_params or GenerateParams()
+    fields = ParsedFields(params, params.max_new_tokens)
+    fields.names |= {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens"}
+    if body.return_logprob:
+        fields.values["logprobs"] = body.top_logprobs_num or 0
+        fields.names["logprobs"] = "top_logprobs_num"
+    prompts = await prompts_of(service, given, field)
+    model = body.lora_path or body.model or service.base_name
+    return make_request(service, prompts, fields, model, DEFAULT_GENERATE_TOKENS)
 
 
 def make_request(
     service: Service,
-    prompts: list[list[int]],
-    names: Sequence[str],
-    model: str,
+    prompts: Mapping[str, list[int]],
     fields: ParsedFields,
-    wanted: int | None,
+    model: str,
     default: int | None,
-    n: int | None,
     cache_salt: str | None = None,
 ) -> GenerationRequest:
-    """`wanted`: tokens per answer; if None, `default`, or else whatever there is room for. ApiError naming the field."""
-    adapter, n, most = service.adapter_named(model), 1 if n is None else n, service.settings.max_completions
-    if n < 1 or len(prompts) * n > most:
-        raise bad_request(f"n={n}: must be at least 1, and with {len(prompts)} prompts at most {most} in all", "n")
+    """`prompts`: token ids by what messages call them. `default`: tokens per answer, where `fields` have no number; None:
+    whatever there is room for. ApiError naming the field."""
+    adapter, n, settings = service.adapter_named(model), fields.n, service.settings
+    rule = f"must be at least 1, and with {len(prompts)} prompts at most {settings.max_completions} in all"
+    refuse_if(n < 1 or len(prompts) * n > settings.max_completions, "n", rule, n)
     computed = 1 if service.is_greedy(fields.values) else n
     in_all, counts = service.served.max_tokens, list[int]()
-    for prompt, name in zip(prompts, names, strict=True):
-        room = in_all - len(prompt)
+    for name, prompt in prompts.items():
+        room, wanted = in_all - len(prompt), fields.max_tokens
         if room < 1:
             message = f"{name}: has {len(prompt)} tokens: must have fewer than {in_all} (the context, or the slots)"
             raise bad_request(message, name.partition("[")[0], "context_length_exceeded")
-        if wanted is not None and wanted > room:
-            field = fields.names["max_new_tokens"]
-            message = f"{field}={wanted}: must not exceed {room}: {name} has {len(prompt)} of {in_all} tokens in all"
-            raise bad_request(message, field, "context_length_exceeded")
+        rule = f"must not exceed {room}: {name} has {len(prompt)} of {in_all} tokens in all"
+        refuse_if((wanted or 0) > room, fields.names["max_new_tokens"], rule, wanted, "context_length_exceeded")
         counts.append(wanted if wanted is not None else room if default is None else min(default, room))
     try:
         params = SamplingParams(max_new_tokens=max(counts), n=computed, **fields.values)
@@ -156,34 +160,31 @@ def make_request(
     except ValueError as error:
         raise as_api_error(error, fields.names) from error
     for name in ("logprobs", "prompt_top_logprobs"):
-        if (number := getattr(params, name) or 0) > service.settings.max_logprobs:
-            field = fields.names.get(name, name)
-            raise bad_request(f"{field}={number}: must not exceed {service.settings.max_logprobs}", field)
-    timeout_s = service.settings.request_timeout_s
+        number, rule = getattr(params, name) or 0, f"must not exceed {settings.max_logprobs}"
+        refuse_if(number > settings.max_logprobs, fields.names.get(name, name), rule, number)
     requests = [
-        Request(prompt, params, cache_salt, timeout_s, name, adapter)
-        for prompt, params, name in zip(prompts, each, names, strict=True)
+        Request(prompt, params, cache_salt, settings.request_timeout_s, name, adapter)
+        for (name, prompt), params in zip(prompts.items(), each, strict=True)
     ]
     return GenerationRequest(requests, model, n // computed, fields.names)
 
 
-async def prompts_of(service: Service, given: Any, field: str) -> tuple[list[list[int]], list[str]]:
-    """Token ids of a request's prompts, one or more, and their names in messages. ApiError naming the one that is none."""
+async def prompts_of(service: Service, given: Any, field: str) -> dict[str, list[int]]:
+    """Token ids of a request's prompts, one or more, by their names in messages. ApiError naming the one that is none."""
     several = [given] if isinstance(given, str) or _are_ids(given) else given
-    if not isinstance(several, list) or not several:
-        raise bad_request(f"{field}={repr_in_short(given)}: must be text, token ids, or a list of these", field)
-    if len(several) > service.settings.max_completions:
-        raise bad_request(f"{field}: {len(several)}: must not exceed {service.settings.max_completions} prompts", field)
-    names = [f"{field}[{i}]" for i in range(len(several))] if several is given else [field]
-    for name, each in zip(names, several, strict=True):
+    most = service.settings.max_completions
+    refuse_if(not (isinstance(several, list) and several), field, "must be text, token ids, or a list of these", given)
+    refuse_if(len(several) > most, field, f"{len(several)}: must not exceed {most} prompts")
+    named = {f"{field}[{i}]" if several is given else field: each for i, each in enumerate(several)}
+    for name, each in named.items():
         if not isinstance(each, str) and not _are_ids(each):
             raise bad_request(f"{name}={repr_in_short(each)}: must be text or token ids", field)
     builder, context = service.core.builder, service.core.config.max_context_len
 
-    def encode() -> list[list[int]]:
-        return [builder.prompt_ids(each, name, context).tolist() for each, name in zip(several, names, strict=True)]
+    def encode() -> dict[str, list[int]]:
+        return {name: builder.prompt_ids(each, name, context).tolist() for name, each in named.items()}
 
-    return await service.prepared(encode, "the tokenizer", field), names
+    return await service.prepared(encode, "the tokenizer", field)
 
 
 def _are_ids(value: Any) -> bool:
@@ -194,11 +195,9 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
     """Token ids of a conversation. ApiError when the template or the tokenizer refuses it."""
     service.tokenizer  # noqa: B018 - says that there is none
     variables = dict(body.chat_template_kwargs or {})
-    if "chat_template" in variables:
-        raise bad_request("chat_template_kwargs: the model's own chat_template is used", "chat_template_kwargs")
-    for name in ("add_generation_prompt", "continue_final_message", "documents"):
-        if (value := getattr(body, name)) is not None:
-            variables[name] = value
+    refuse_if("chat_template" in variables, "chat_template_kwargs", "the model's own chat_template is used")
+    given = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message", "documents")}
+    variables |= {name: value for name, value in given.items() if value is not None}
     if (effort := body.reasoning_effort) is not None:
         variables.setdefault("reasoning_effort", effort)
         if effort == "none":
@@ -243,42 +242,32 @@ def _ask_for_logprobs(
     """Add which log-probabilities are wanted. `echoed`: of how many likeliest tokens per position of the prompt an echo
     needs them; None if it needs none at all."""
     asked = body.prompt_logprobs
-    if asked is not None and body.stream:
-        raise bad_request("prompt_logprobs: cannot be given with stream=true", "prompt_logprobs")
+    refuse_if(asked is not None and body.stream, "prompt_logprobs", "cannot be given with stream=true")
     counts = [count for count in (asked, echoed) if count is not None]
     fields.names["prompt_top_logprobs"] = "logprobs" if asked is None else "prompt_logprobs"
-    fields.values |= {
-        "logprobs": logprobs,
-        "prompt_logprobs": bool(counts),
-        "prompt_top_logprobs": max(counts, default=0),
-    }
+    fields.values |= {"logprobs": logprobs, "prompt_logprobs": bool(counts)}
+    fields.values["prompt_top_logprobs"] = max(counts, default=0)
 
 
 def tools_of(service: Service, body: ChatRequest) -> Tools:
     """What a request says about tools. ApiError for what the model's template, or this server, does not know."""
     choice = "auto" if body.tool_choice is None else body.tool_choice
-    if not body.tools and choice not in ("none", "auto"):
-        raise bad_request("tool_choice: needs tools", "tool_choice")
+    refuse_if(not body.tools and choice not in ("none", "auto"), "tool_choice", "needs tools")
     if not body.tools or choice == "none":
         return Tools()
-    if not renders_tools(service.tokenizer):
-        message = "tools: this model's chat template does not show tools to the model"
-        raise bad_request(message, "tools", "unsupported_field")
-    if format_of(service.tokenizer) is None:
-        message = "tools: the format in which this model writes tool calls is not known; --tool-call-parser names one"
-        raise bad_request(message, "tools", "unsupported_field")
+    why, code = "this model's chat template does not show tools to the model", "unsupported_field"
+    refuse_if(not renders_tools(service.tokenizer), "tools", why, code=code)
+    why = "the format in which this model writes tool calls is not known; --tool-call-parser names one"
+    refuse_if(format_of(service.tokenizer) is None, "tools", why, code=code)
     functions = {tool.function.name: tool.function.parameters or {"type": "object"} for tool in body.tools}
-    if len(functions) < len(body.tools):  # nobody could tell which is called
-        raise bad_request("tools: two functions have the same name", "tools")
+    # Otherwise, nobody could tell which is called.
+    refuse_if(len(functions) < len(body.tools), "tools", "two functions have the same name")
+    named = {name for name in functions if choice == {"type": "function", "function": {"name": name}}}
+    why = "must be 'auto', 'none', 'required', or {'type': 'function', 'function': {'name': one of tools}}"
+    refuse_if(not named and choice not in ("auto", "required"), "tool_choice", why)
     definitions = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    parallel = body.parallel_tool_calls is not False
-    if choice in ("auto", "required"):
-        return Tools(definitions, functions if choice == "required" else None, parallel=parallel, schemas=functions)
-    for name in functions:
-        if choice == {"type": "function", "function": {"name": name}}:
-            return Tools(definitions, {name: functions[name]}, is_named=True, parallel=False, schemas=functions)
-    known = "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': one of tools}}"
-    raise bad_request(f"tool_choice: must be {known}", "tool_choice")
+    must_call = None if choice == "auto" else {name: functions[name] for name in named or functions}
+    return Tools(definitions, must_call, bool(named), not named and body.parallel_tool_calls is not False, functions)
 
 
 def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
@@ -28,11 +29,9 @@ class Server(uvicorn.Server):
     `has_started` is called once it accepts connections.
     """
 
-    def __init__(self, app: FastAPI, host: str, port: int, out: TextIO | None = None):
+    def __init__(self, app: FastAPI, out: TextIO | None = None):
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             http="h11",
             ws="none",
             lifespan="on",
@@ -44,13 +43,12 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=60,
             timeout_graceful_shutdown=SECONDS_FOR_LAST_ANSWERS,
-            backlog=2048,
         )
         super().__init__(config)
         self._service: Service = app.state.service
         self._out = out
+        self._waiting: asyncio.Task[None] | None = None  # for what is being served
         self._draining: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.has_started = threading.Event()
 
@@ -91,8 +89,8 @@ class Server(uvicorn.Server):
 
     def end(self) -> None:
         """End, in the server's event loop: serve what has been accepted, refuse newcomers. Once more: hurry."""
-        if self._draining is not None:
-            self._hurry.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
             return
         drain, seconds = self._service.drain, self._service.settings.drain_timeout_s
         drain.begin()
@@ -100,14 +98,12 @@ class Server(uvicorn.Server):
             self._say(
                 f"nanoinfer waits for {drain.serving} requests, for {seconds:g} s at most; once more ends them now"
             )
-        self._draining = asyncio.ensure_future(self._drain(seconds))
+        self._waiting = asyncio.create_task(drain.wait(seconds))
+        self._draining = asyncio.create_task(self._drain(self._waiting))
 
-    async def _drain(self, seconds: float) -> None:
+    async def _drain(self, waiting: asyncio.Task[None]) -> None:
+        await asyncio.wait([waiting])
         service = self._service
-        waits = [asyncio.ensure_future(each) for each in (service.drain.wait(seconds), self._hurry.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
         service.close_all("shutdown")
         await service.drain.wait(SECONDS_FOR_LAST_ANSWERS)
         service.is_ending.set()
@@ -116,8 +112,7 @@ class Server(uvicorn.Server):
 
 def serve(app: FastAPI, sock: socket.socket) -> None:
     """Serve until a signal ends it, at what `bound_socket` returned."""
-    host, port = sock.getsockname()[:2]
-    Server(app, host, port, sys.stdout).run([sock])
+    Server(app, sys.stdout).run([sock])
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -135,10 +130,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 def raise_open_files_limit() -> None:
     """Let this process have as many open files, and so connections, as the system allows it."""
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -155,16 +146,16 @@ class ServerThread:
             raise ValueError(f"port={port!r}: must be an integer in 0..65535")
         self.service: Service = app.state.service
         self._address = host, port
-        self._server = Server(app, host, port)
+        self._server = Server(app)
         self._thread = threading.Thread(target=self._run, name="nanoinfer-server", daemon=True)
-        self._sock: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         self._failure: BaseException | None = None
         self._url: str | None = None
 
     def start(self) -> "ServerThread":
         """Serve, and return when connections are accepted. RuntimeError if that fails, for example on a port in use."""
         try:
-            self._sock = bound_socket(*self._address)
+            self._sockets = [bound_socket(*self._address)]
         except ValueError as error:
             raise RuntimeError(f"the server could not start: {error}") from error
         self._thread.start()
@@ -230,7 +221,7 @@ class ServerThread:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._server.serve([self._sock] if self._sock is not None else None))
+            asyncio.run(self._server.serve(self._sockets))
         except BaseException as error:  # uvicorn's way to say that it cannot start is SystemExit
             self._failure = error
         finally:

@@ -113,9 +113,10 @@ class Service:
         """The names that requests may give as `model`: the base model's, then those of the loaded adapters."""
         return [self.base_name, *self.core.adapters]
 
-    def adapter_named(self, model: str) -> str | None:
-        """The adapter that a request's `model` means, None for the base model. ApiError (404) if there is none."""
-        if model == self.base_name:
+    def adapter_named(self, model: str | None) -> str | None:
+        """The adapter that a request's `model` means; None for the base model, as if there is none. ApiError (404) for one
+        that is unknown."""
+        if model in (None, self.base_name):
             return None
         if model not in self.core.adapters:
             there = ", ".join(map(repr, self.model_names()))

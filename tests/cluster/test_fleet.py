@@ -21,7 +21,6 @@ from nanoinfer.config import EngineConfig
 from nanoinfer.errors import EngineClosedError, NoReplicaError
 from nanoinfer.requests.request import Request
 from nanoinfer.server.errors import as_api_error
-from tests.helpers.waiting import run
 
 
 def request(number: int) -> RoutedRequest:
@@ -145,7 +144,7 @@ def remote_engine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module(f"{ROOM}.remote_engine")
 
 
-def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engine: ModuleType) -> None:
+async def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engine: ModuleType) -> None:
     async def ask(*_: Any) -> Any:
         raise ConnectionError("the actor died")
 
@@ -153,7 +152,7 @@ def test_replicas_that_do_not_answer_are_lost_and_the_server_goes_on(remote_engi
     engine = remote_engine.RemoteEngine(None, None, SimpleNamespace(fleet=fleet, ask=ask))
     engine._news = "is heard"
     with pytest.raises(EngineClosedError) as raised:
-        run(lambda: engine.visit_each(str))
+        await engine.visit_each(str)
     answer = as_api_error(raised.value)
     assert (answer.status, answer.code) == (503, "replica_lost")
 

@@ -19,7 +19,7 @@ from nanoinfer.errors import EngineClosedError, InvalidRequestError, QueueFullEr
 from nanoinfer.outputs import FinishReason, RequestOutput, StreamPiece
 from nanoinfer.requests.request import Request
 from tests.helpers.engines import Clock
-from tests.helpers.waiting import HANG_S, run, until_async
+from tests.helpers.waiting import HANG_S, until_async
 
 PROMPT = [1, 5, 9, 12]
 Spoil = Callable[[Call, int, Answer], Answer | None]  # an answer of the attempt with this number; None: it is lost
@@ -84,28 +84,24 @@ async def silence() -> AsyncIterator[Answer]:
     yield Accepted("never")
 
 
-def called(request: Request, spoil: Spoil, most_moves: int = 4, silent: bool = False) -> Called:
+async def called(request: Request, spoil: Spoil, most_moves: int = 4, silent: bool = False) -> Called:
     """Bring a request to its end; the error that it ends with is raised."""
-
-    async def call_and_read() -> Called:
-        async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
-            replicas = FakeReplicas(engine, spoil, silent)
-            delivery = Delivery(asyncio.get_running_loop())
-            seconds = 0.05 if silent else HANG_S
-            call = RemoteCall(7, request, "ingress", replicas, delivery, (seconds, seconds, most_moves))
-            task = asyncio.create_task(call.run())
-            if silent:
-                await until_async(lambda: replicas.calls, "the first replica's call")
-                call._silence_s = call._replica_timeout_s = HANG_S  # the others may take their time
-            await call.accepted
-            stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
-            pieces = [piece async for piece in stream]
-            await task
-            assert all(answers.cancelled for answers in replicas.answers)
-            await engine.check_integrity()
-            return pieces, stream.final, replicas
-
-    return run(call_and_read)
+    async with AsyncEngine(LLM("story", max_total_tokens=2048, max_running_requests=8)) as engine:
+        replicas = FakeReplicas(engine, spoil, silent)
+        delivery = Delivery(asyncio.get_running_loop())
+        seconds = 0.05 if silent else HANG_S
+        call = RemoteCall(7, request, "ingress", replicas, delivery, (seconds, seconds, most_moves))
+        task = asyncio.create_task(call.run())
+        if silent:
+            await until_async(lambda: replicas.calls, "the first replica's call")
+            call._silence_s = call._replica_timeout_s = HANG_S  # the others may take their time
+        await call.accepted
+        stream = AsyncStream(delivery, 7, lambda delivery, keep: task.cancel())
+        pieces = [piece async for piece in stream]
+        await task
+        assert all(answers.cancelled for answers in replicas.answers)
+        await engine.check_integrity()
+        return pieces, stream.final, replicas
 
 
 def alone(llm: LLM, request: Request) -> RequestOutput:
@@ -163,11 +159,11 @@ PARAMS = [
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("counts", [(0,), (1,), (5, 0, 3), (19,)])
-def test_a_call_that_moves_gives_what_one_engine_gives(
+async def test_a_call_that_moves_gives_what_one_engine_gives(
     llm: LLM, params: SamplingParams, counts: tuple[int, ...]
 ) -> None:
     request = Request(PROMPT, params)
-    pieces, output, replicas = called(request, lose_after(*counts))
+    pieces, output, replicas = await called(request, lose_after(*counts))
     wanted = alone(llm, request)
     same(pieces, output, wanted)
     assert output.prompt_logprobs == wanted.prompt_logprobs
@@ -179,16 +175,16 @@ def test_a_call_that_moves_gives_what_one_engine_gives(
     assert all(f"replica {i}" in replicas.calls[-1].avoid for i in range(len(replicas.calls) - 1))
 
 
-def test_what_was_sent_is_not_computed_again(llm: LLM) -> None:
+async def test_what_was_sent_is_not_computed_again(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=20, seed=3, n=2))
-    _, _, replicas = called(request, lose_after(8, cut=4))
+    _, _, replicas = await called(request, lose_after(8, cut=4))
     first, second = replicas.calls
     assert [len(each.output_ids) for each in first.requests] == [0, 0]
     assert sum(len(each.output_ids) for each in second.requests) >= 8
     assert {each.params.n for each in second.requests} == {1}
 
 
-def test_an_engine_that_ends_aborts_nothing(llm: LLM) -> None:
+async def test_an_engine_that_ends_aborts_nothing(llm: LLM) -> None:
     """Its last pieces say `abort`; nobody has asked for that, so the client never sees them."""
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
@@ -199,37 +195,37 @@ def test_an_engine_that_ends_aborts_nothing(llm: LLM) -> None:
         return News([cut], [Ended(0, 0, 0)])
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1))
-    pieces, output, replicas = called(request, spoil)
+    pieces, output, replicas = await called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert len(replicas.calls) == 2
 
 
 @pytest.mark.parametrize("error", [QueueFullError("256 requests wait"), EngineClosedError("shut down")])
-def test_a_replica_that_refuses_is_avoided(llm: LLM, error: Exception) -> None:
+async def test_a_replica_that_refuses_is_avoided(llm: LLM, error: Exception) -> None:
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         return Refused("replica 0", error) if number == 0 else answer
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, temperature=0))
-    pieces, output, replicas = called(request, spoil)
+    pieces, output, replicas = await called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert replicas.calls[1].avoid == {"replica 0"}
 
 
-def test_a_full_cluster_refuses(llm: LLM) -> None:
+async def test_a_full_cluster_refuses(llm: LLM) -> None:
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
         return Refused("the only one", QueueFullError("256 requests wait"))
 
     with pytest.raises(QueueFullError, match="256 requests wait"):
-        called(Request(PROMPT), spoil)
+        await called(Request(PROMPT), spoil)
 
 
-def test_a_request_that_cannot_be_served_is_refused_once(llm: LLM) -> None:
+async def test_a_request_that_cannot_be_served_is_refused_once(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, seed=1, regex="(("))
     with pytest.raises(InvalidRequestError, match="regex"):
-        called(request, lambda call, number, answer: answer)
+        await called(request, lambda call, number, answer: answer)
 
 
-def test_a_step_that_fails_ends_the_request_and_is_not_tried_elsewhere(llm: LLM) -> None:
+async def test_a_step_that_fails_ends_the_request_and_is_not_tried_elsewhere(llm: LLM) -> None:
     calls: list[Call] = []
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
@@ -240,19 +236,19 @@ def test_a_step_that_fails_ends_the_request_and_is_not_tried_elsewhere(llm: LLM)
         return answer
 
     with pytest.raises(StepFailedError, match="ArithmeticError: no"):
-        called(Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1)), spoil)
+        await called(Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1)), spoil)
     assert len({id(call) for call in calls}) == 1
 
 
-def test_a_request_that_is_lost_again_and_again_ends_with_a_sentence(llm: LLM) -> None:
+async def test_a_request_that_is_lost_again_and_again_ends_with_a_sentence(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1))
     with pytest.raises(ReplicaLostError, match="was lost 3 times, at last because replica 2: ConnectionError"):
-        called(request, lose_after(*[0] * 9), most_moves=2)
+        await called(request, lose_after(*[0] * 9), most_moves=2)
 
 
-def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
+async def test_a_replica_that_says_nothing_has_lost_its_calls(llm: LLM) -> None:
     request = Request(PROMPT, SamplingParams(max_new_tokens=5, temperature=0))
-    pieces, output, replicas = called(request, lambda call, number, answer: answer, silent=True)
+    pieces, output, replicas = await called(request, lambda call, number, answer: answer, silent=True)
     same(pieces, output, alone(llm, request))
     assert len(replicas.calls) == 2
 
@@ -265,7 +261,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
+async def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
     lose = lose_after(3, 0, cut=3)
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
@@ -275,14 +271,14 @@ def test_a_deadline_counts_from_the_first_attempt(clock: Clock) -> None:
         return found
 
     request = Request(PROMPT, SamplingParams(max_new_tokens=9, seed=1, ignore_eos=True), timeout_s=1000)
-    pieces, output, replicas = called(request, spoil)
+    pieces, output, replicas = await called(request, spoil)
     assert [call.requests[0].timeout_s for call in replicas.calls] == [1000, 10], "and the third would come too late"
     assert output.finish_reason is FinishReason.TIMEOUT
     assert pieces[-1].finish_reason is FinishReason.TIMEOUT
 
 
 @pytest.mark.parametrize("params", [PARAMS[0], PARAMS[1], PARAMS[-1]])
-def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params: SamplingParams) -> None:
+async def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params: SamplingParams) -> None:
     """Only the word that it was the last is lost: nobody has to go on, and nobody could."""
 
     def spoil(call: Call, number: int, answer: Answer) -> Answer | None:
@@ -290,7 +286,7 @@ def test_a_replica_that_dies_after_the_last_token_has_given_all(llm: LLM, params
         return None if (is_end and len(answer.ends) == len(call.requests)) or (is_end and params.n > 1) else answer
 
     request = Request(PROMPT, params)
-    pieces, output, replicas = called(request, spoil)
+    pieces, output, replicas = await called(request, spoil)
     same(pieces, output, alone(llm, request))
     assert output.error is None
     assert len(replicas.calls) == 1 if params.n == 1 else len(replicas.calls) <= 3

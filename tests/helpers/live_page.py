@@ -135,7 +135,7 @@ def ask(page: webdriver.Chrome, question: str) -> str:
     find(page, "#question").send_keys(question, Keys.ENTER)
     shows(page, "document.querySelector('.message.assistant:not([data-is-old])') !== null")
     shows(page, "Chat.running === null")
-    return page.execute_script("return Chat.conversation.at(-1)?.content")
+    return page.execute_script("return Chat.now.messages.at(-1)?.content")
 
 
 def node_texts(page: webdriver.Chrome) -> list[str]:

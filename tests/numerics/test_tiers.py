@@ -97,18 +97,6 @@ def test_what_waits_for_the_writer_is_found_all_the_same(tmp_path: Path, model: 
     assert served(llm, PROMPTS[:1]) == (wanted[:1], [of_disk(32)])
 
 
-def test_save_cache_writes_what_is_cached_and_goes_on(tmp_path: Path, model: LoadedModel, wanted: Tokens) -> None:
-    first = llm_in(tmp_path, model)
-    assert served(first)[0] == wanted
-    assert first.save_cache() == 0
-    files = {file: file.stat().st_ino for file in kv_files(tmp_path)}
-    assert first.save_cache() == 0
-    assert {file: file.stat().st_ino for file in kv_files(tmp_path)} == files, "nothing was left to write"
-    second = llm_in(tmp_path, model)
-    assert served(second) == (wanted, [of_disk(32)] * 3), "while the first one still runs"
-    assert served(first)[0] == wanted
-
-
 def test_what_the_disk_does_not_take_is_counted_and_offered_again(
     tmp_path: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

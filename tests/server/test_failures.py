@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from nanoinfer import LLM
-from nanoinfer.server.formatter import ResponseFormatter
+from nanoinfer.server.formatter import ChoicesFormatter
 from tests.helpers.engines import Clock, make_engine
 from tests.helpers.servers import (
     BODY,
@@ -156,7 +156,7 @@ def test_an_answer_that_fails_while_it_is_written_is_no_whole_answer(
     def fail(*_: Any) -> Any:
         raise ValueError("hu" + "sh")  # the log shows lines of code
 
-    monkeypatch.setattr(ResponseFormatter, "last_events" if stream else "whole", fail)
+    monkeypatch.setattr(ChoicesFormatter, "last_events" if stream else "whole", fail)
     caplog.set_level(logging.INFO)
     with running(patient_app(make_engine())) as server:
         body = {"model": "nanoinfer", "prompt": "a", "max_tokens": 3, "stream": stream}

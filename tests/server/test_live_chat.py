@@ -81,7 +81,7 @@ def test_what_the_server_refuses_is_said_and_the_message_is_not_lost(
     (problem,) = texts(page, ".problem[role=alert]")
     assert "max_tokens" in problem
     assert find(page, "#question").get_attribute("value") == "Tell me a story."
-    assert page.execute_script("return Chat.conversation") == []
+    assert page.execute_script("return Chat.now.messages") == []
     page.execute_script("document.querySelector('#question').value = ''")
     find(page, "#question").send_keys("Tell me a long story. " * 50, Keys.ENTER)
     shows(page, "Chat.running === null && document.querySelector('.message.user').textContent.includes('long')")
@@ -106,7 +106,7 @@ def test_stop_aborts_the_request_and_keeps_what_has_been_written(browser: webdri
         shows(page, "Chat.running === null")
         until(lambda: server.core.stats().aborted == 1)
         assert "stopped by you" in texts(page, ".message.assistant .facts")[0]
-        assert page.execute_script("return Chat.conversation.map((turn) => turn.content)") == ["abc", "def"]
+        assert page.execute_script("return Chat.now.messages.map((turn) => turn.content)") == ["abc", "def"]
         assert find(page, "#send").is_displayed()
         shows(page, "document.querySelector('#texts .card.ended')?.textContent.includes('ended: abort')")
         server.go_on()
@@ -240,7 +240,7 @@ def test_an_answer_is_copied_and_written_again(browser: webdriver.Chrome, server
     set_field(page, "max_tokens", 99999)
     find(page, ".message:last-child .again").click()
     shows(page, "Chat.running === null && document.querySelector('.problem')")
-    assert [each["content"] for each in page.execute_script("return Chat.conversation")][3] == second, "nothing is lost"
+    assert [each["content"] for each in page.execute_script("return Chat.now.messages")][3] == second, "nothing is lost"
     page.refresh()
     shows(page, "live.Live.page !== null && document.querySelectorAll('.message').length === 4")
     set_field(page, "temperature", 0)
@@ -248,7 +248,7 @@ def test_an_answer_is_copied_and_written_again(browser: webdriver.Chrome, server
     find(page, ".message:last-child .again").click()
     shows(page, "Chat.running === null && !document.querySelector('.message[hidden]')")
     again = api(server, "Tell me a story about a fox.", first, "And then?", max_tokens=9)["choices"][0]["message"]
-    kept = page.execute_script("return Chat.conversation.map((turn) => turn.content)")
+    kept = page.execute_script("return Chat.now.messages.map((turn) => turn.content)")
     assert kept == ["Tell me a story about a fox.", first, "And then?", again["content"]]
     assert len(texts(page, ".message")) == 4
     assert "prompt tokens from the cache" in texts(page, ".message.assistant .facts")[1]
@@ -274,16 +274,21 @@ def test_chats_survive_a_reload_until_they_are_deleted(browser: webdriver.Chrome
         find(page, "#delete").click()
         assert (texts(page, ".message"), texts(page, "#chats option")) == ([], ["New chat", "uvw"])
         page.execute_script("""
-            for (let i = 0; i < 30; i++) localStorage[`nanoinfer-chat-0${i}`] = i % 2 ? "junk" : '{"messages": [{}]}';
+            const old = (id) => ({ id, system: "", messages: [{ role: "user", content: "old" }] });
+            Chats.set([...Chats.all(), ...Array.from({ length: 30 }, (_, i) => old(i + 1))]);
             listChats();""")
         set_field(page, "max_tokens", 3)
         set_field(page, "temperature", 0)
         assert ask(page, "klm") == "nop"
         assert texts(page, "#chats option")[:3] == ["New chat", "klm", "uvw"]
-        assert page.execute_script("return localStorage.length") == 20
+        assert page.execute_script("return Chats.all().length") == 20
         page.execute_script("Chats.MOST_CHARS = 9")
         ask(page, "a long one")
         assert find(page, "#not-kept").is_displayed()
+        page.execute_script("localStorage['nanoinfer-chats'] = 'junk'")
+        page.refresh()
+        shows(page, "live.Live.page !== null")
+        assert texts(page, "#chats option") == ["New chat"]
 
 
 DENIED = """
@@ -305,9 +310,9 @@ def test_without_storage_and_with_reasoning_a_chat_goes_on(browser: webdriver.Ch
         page.execute_script(THOUGHTS)
         assert ask(page, "abc") == "Yes."
         assert texts(page, ".message.assistant .reasoning .words") == ["I think."]
-        assert not find(page, ".reasoning .words").is_displayed(), "it is folded"
-        find(page, ".reasoning summary").click()
-        assert find(page, ".reasoning .words").is_displayed()
+        assert not find(page, ".assistant .reasoning .words").is_displayed(), "it is folded"
+        find(page, ".assistant .reasoning summary").click()
+        assert find(page, ".assistant .reasoning .words").is_displayed()
         assert texts(page, "#chats option") == ["New chat"]
         assert not find(page, "#not-kept").is_displayed()
 

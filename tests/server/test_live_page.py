@@ -144,7 +144,7 @@ def test_the_keyboard_is_enough(browser: webdriver.Chrome) -> None:
                 shows(page, "document.querySelectorAll('#tree [data-node]').length === 1")
             if reached[-1] == "DIV":
                 break
-        assert texts(page, ".message.user .words") == ["abc\nd"]
+        assert texts(page, ".message.user > .words") == ["abc\nd"]
         controls = [
             "forget",
             "log",

@@ -130,6 +130,18 @@ def test_a_loop_with_a_tool(agent: Running, stream: bool) -> None:
     assert answer.json() == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+def test_the_model_reads_that_a_tool_has_failed(agent: Running) -> None:
+    def prompt(**result: Any) -> int:
+        turn = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", **result}]}
+        body = {"model": "agent", "messages": [*ASKED["messages"], turn]}  # type: ignore[misc]
+        return agent.post(f"{MESSAGES}/count_tokens", body).json()["input_tokens"]
+
+    for content in ("no city", [{"type": "text", "text": "no city"}]):
+        assert prompt(content=content, is_error=True) == prompt(content="Error: no city")
+        assert prompt(content=content, is_error=False) == prompt(content="no city")
+    assert prompt(is_error=True) == prompt(content="Error: ")
+
+
 @pytest.mark.parametrize(
     ("more", "reason", "sequence"),
     [

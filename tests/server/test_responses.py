@@ -14,9 +14,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from nanoinfer import LLM
 from nanoinfer.server.protocol import MOST_ITEMS, Message
-from nanoinfer.server.responses.protocol import ResponsesRequest
+from nanoinfer.server.responses.protocol import ResponsesRequest, messages_of
 from nanoinfer.server.responses.store import ResponseStore
-from nanoinfer.server.responses.translation import messages_of
 from tests.helpers.agents import ARGUMENTS, PARAMETERS, agent_llm
 from tests.helpers.async_engines import PassBarrier
 from tests.helpers.servers import Running, ask, patient_app, request_bytes, running, server_behind_barrier
@@ -254,6 +253,20 @@ def test_what_must_be_called_is_called(agent: Running, choice: Any, names: set[s
     assert made["tool_choice"] == choice
 
 
+def test_a_search_that_is_offered_among_functions_is_ignored(
+    agent: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanoinfer.server.protocol._noted", set())
+    search = {"type": "web_search", "external_web_access": False}  # as Codex sends it
+    with caplog.at_level("WARNING", "nanoinfer.server"):
+        made = [
+            agent.post(RESPONSES, {**ASKED, "tools": tools}).json()
+            for tools in ([TOOL], [TOOL, search], [search, TOOL])
+        ]
+    assert without_ids(made[0]) == without_ids(made[1]) == without_ids(made[2])
+    assert len([record for record in caplog.records if "web_search" in record.getMessage()]) == 1
+
+
 def test_the_effort_reaches_the_template(agent: Running) -> None:
     def prompt(**more: Any) -> int:
         return agent.post(RESPONSES, {**ASKED, **more}).json()["usage"]["input_tokens"]
@@ -359,7 +372,7 @@ def test_the_store_has_a_limit_in_bytes() -> None:
     assert (len(store) > 0, store.get("9").num_inputs) == (True, 1), "what can never fit takes no place"
     for i in range(10 - len(store), 10):
         store.remove(str(i))
-    assert (len(store), store._size, store._owners) == (0, 0, {})
+    assert (len(store), store._size) == (0, 0)
 
 
 # --- what is refused, and what goes wrong ---
@@ -377,6 +390,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("tools[1].type", {"tools": [OTHER, {"type": "mcp", "server_label": "x"}]}),
     ("tools", {"tools": [OTHER]}),  # the model's template knows none
     ("tool_choice", {"tool_choice": {"type": "file_search"}}),
+    ("tool_choice", {"tools": [OTHER, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
     ("tool_choice", {"tool_choice": "required"}),
     ("input", {"input": []}),
     ("input", {"input": None}),

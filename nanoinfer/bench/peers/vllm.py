@@ -10,7 +10,7 @@ from typing import Any
 class Peer:
     """`options` are those of vLLM's LLM. The model is compiled, which is vLLM's default. With `weights=int8` and `int4`, it
     reads `MODEL.int8.compressed` and `MODEL.int4.compressed`, in the format compressed-tensors. `adapters`: name → folder;
-    all of them may be in a batch."""
+    all of them may be in a batch. `ngram`: up to so many drafts that followed the last 2 to 5 tokens before."""
 
     prefix_cache = True
 
@@ -21,6 +21,7 @@ class Peer:
         threads: int,
         weights: str | None = None,
         adapters: dict[str, str] | None = None,
+        ngram: int = 0,
         **options: Any,
     ):
         model = f"{model}.{weights}.compressed" if weights else model
@@ -37,6 +38,9 @@ class Peer:
         import vllm
 
         settings = {"max_num_batched_tokens": 512, "max_num_seqs": 32, "enable_prefix_caching": True, **options}
+        if ngram:
+            lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+            settings["speculative_config"] = {**lookup, "num_speculative_tokens": ngram}
         self._adapters: dict[str, Any] = {}
         if adapters:
             from vllm.lora.request import LoRARequest

@@ -6,11 +6,11 @@ from functools import cache
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from nanoinfer.server.block_events import HEADERS as EVENTS
-from nanoinfer.server.errors import ApiError, shut_down
+from nanoinfer.server.block_events import endless
+from nanoinfer.server.errors import ApiError
 from nanoinfer.server.live.feed import Feed
 from nanoinfer.server.service import Service
 from nanoinfer.viz.trace.player import DRAWINGS, part
@@ -51,18 +51,13 @@ def routes(service: Service) -> list[BaseRoute]:
     }
     feed = Feed(service, about)
 
-    async def page(request: Request) -> Response:
-        return _file("page.html", service.settings.framed_by)
-
-    async def static(request: Request) -> Response:
-        return _file(request.path_params["file"], service.settings.framed_by)
+    async def file(request: Request) -> Response:
+        return _file(request.path_params.get("file", "page.html"), service.settings.framed_by)
 
     async def events(request: Request) -> Response:
-        if service.is_ending.is_set() or service.engine.is_closed:
-            raise shut_down()
-        return StreamingResponse(feed.stream(), headers=EVENTS)
+        return endless(service, feed.stream())
 
-    return [Route("/", page), Route("/static/{file}", static), Route("/live/events", events)]
+    return [Route("/", file), Route("/static/{file}", file), Route("/live/events", events)]
 
 
 def _file(name: str, framed_by: Sequence[str]) -> Response:

@@ -2,17 +2,14 @@
 
 import json
 from typing import Any
-from uuid import uuid4
 
 from nanoinfer.outputs import CompletionOutput, RequestOutput, StreamPiece
-from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, Part, Reasoning, Text
+from nanoinfer.requests.tool_calls.cursor import Arguments, CallBegin, CallEnd, Part, Text
 from nanoinfer.server.errors import ApiError
-from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in, usage_of
+from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.messages.protocol import MessagesRequest
-from nanoinfer.server.protocol import ChatRequest
 from nanoinfer.server.replies import Replies
-from nanoinfer.server.request_parsing import Tools
 from nanoinfer.server.service import Service
 
 DIRECT = {"caller": {"type": "direct"}}  # the model itself
@@ -26,51 +23,38 @@ THINKING = {"type": "thinking", "thinking": "", "signature": ""}, "thinking_delt
 class MessagesFormatter(ResponseFormatter):
     """One message of blocks. An answer that is not streamed has the same blocks."""
 
-    def __init__(
-        self,
-        service: Service,
-        body: MessagesRequest,
-        chat: ChatRequest,
-        request: GenerationRequest,
-        tools: Tools,
-        request_id: str,
-    ):
-        super().__init__(f"msg_{uuid4().hex}", request, service.token_names, include_usage=True)
-        self._replies = Replies(service, chat, request, tools)
-        self._parser = self._replies.parser()
+    id_prefix = "msg_"
+
+    def __init__(self, service: Service, body: MessagesRequest, request: GenerationRequest, request_id: str):
+        super().__init__(service, request, request_id)
+        self._replies = Replies(service, request)
         self._request_id, self._max_tokens, self._has_begun = request_id, body.max_tokens, False
         self._content: list[dict[str, Any]] = []
         self._is_open, self._arguments = False, ""
         self._end: dict[str, Any] = dict.fromkeys(("stop_reason", "stop_sequence", "stop_details", "container"))
 
     def choice_events(self, i: int, piece: StreamPiece) -> str:
-        if not (piece.text or piece.token_ids or reason_in(piece)):
-            return ""
-        begin = ""
-        if not self._has_begun:
-            self._has_begun = True
-            begin = self._event("message_start", message=self._message(self._usage(piece.cached_tokens, 0)))
+        begin = "" if self._has_begun else _event("message_start", message=self._message(piece.cached_tokens, 0))
+        self._has_begun = True
         return begin + self._read(piece)
 
     def whole(self, generation: Generation, outputs: list[RequestOutput]) -> dict[str, Any]:
-        ((completion,),) = [output.outputs for output in outputs]
+        ((_, completion),) = self.completions(outputs)
         self._read(completion)
-        return self._message(self._usage_of(generation))
+        return self._message(generation.cached_tokens, generation.output_tokens * self.request.copies)
 
     def last_events(self, generation: Generation, error: ApiError | None) -> str:
         if error is not None:
             return f"event: error\ndata: {dumps(error.anthropic_content(self._request_id))}\n\n"
-        usage = self._usage_of(generation)
-        return self._event("message_delta", delta=self._end, usage=usage) + self._event("message_stop")
+        usage = self._usage(generation.cached_tokens, generation.output_tokens * self.request.copies)
+        return _event("message_delta", delta=self._end, usage=usage) + _event("message_stop")
 
     def _read(self, part: StreamPiece | CompletionOutput) -> str:
         """Add what a part of the completion brings, and return the events that tell it."""
-        reason = reason_in(part)
-        self._replies.note(0, part.token_ids, reason is not None)
-        events = "".join([self._add(each) for each in self._parser.read(part.text, reason is not None)])
-        if reason is None:
+        events = "".join(map(self._add, self._replies.read(0, part)))
+        if (reason := reason_in(part)) is None:
             return events
-        end = "tool_use" if self._parser.calls else "end_turn"
+        end = "tool_use" if self._replies.has_calls(0) else "end_turn"
         if reason == "length":
             end = "max_tokens" if self.request.params.max_new_tokens == self._max_tokens else CONTEXT_IS_FULL
         elif isinstance(part.stop_reason, str):
@@ -79,62 +63,56 @@ class MessagesFormatter(ResponseFormatter):
         return events + self._close()
 
     def _add(self, part: Part) -> str:
-        if isinstance(part, Text | Reasoning):
-            block, kind, field = TEXT if isinstance(part, Text) else THINKING
-            events = ""
-            if not (self._is_open and self._content[-1]["type"] == block["type"]):
-                events = self._close() + self._open(block)
-            self._content[-1][field] += part.text
-            return events + self._delta(kind, field, part.text)
         if isinstance(part, CallBegin):
             self._arguments = ""
-            return self._close() + self._open(
-                {"type": "tool_use", "id": part.id, "name": part.name, "input": {}, **DIRECT}
-            )
+            return self._open({"type": "tool_use", "id": part.id, "name": part.name, "input": {}, **DIRECT})
         if isinstance(part, Arguments):
             self._arguments += part.text
             return self._delta("input_json_delta", "partial_json", part.text)
-        return self._close()
+        if isinstance(part, CallEnd):
+            return self._close()
+        (block, kind, field), events = TEXT if isinstance(part, Text) else THINKING, ""
+        if not (self._is_open and self._content[-1]["type"] == block["type"]):
+            events = self._open(block)
+        self._content[-1][field] += part.text
+        return events + self._delta(kind, field, part.text)
 
     def _open(self, block: dict[str, Any]) -> str:
+        """Begin a block, and end the one that is open, if one is."""
+        before, self._is_open = self._close(), True
         self._content.append({**block})
-        self._is_open = True
-        return self._event("content_block_start", index=len(self._content) - 1, content_block=block)
+        return before + _event("content_block_start", index=len(self._content) - 1, content_block=block)
 
     def _delta(self, kind: str, field: str, text: str) -> str:
-        delta = {"type": kind, field: text}
-        return self._event("content_block_delta", index=len(self._content) - 1, delta=delta)
+        return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, field: text})
 
     def _close(self) -> str:
-        """End the block that is open, if one is."""
         if not self._is_open:
             return ""
         self._is_open = False
         if self._content[-1]["type"] == "tool_use":
             self._content[-1]["input"] = _object(self._arguments)
-        return self._event("content_block_stop", index=len(self._content) - 1)
+        return _event("content_block_stop", index=len(self._content) - 1)
 
-    def _event(self, kind: str, **fields: Any) -> str:
-        return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"
-
-    def _message(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, cached: int, output: int) -> dict[str, Any]:
         kinds = {"type": "message", "role": "assistant", "model": self.request.model}
+        usage = self._usage(cached, output)
         return {"id": self.answer_id, **kinds, "content": self._content, **self._end, "usage": usage}
-
-    def _usage_of(self, generation: Generation) -> dict[str, Any]:
-        return self._usage(generation.cached_tokens, usage_of(generation)["completion_tokens"])
 
     def _usage(self, cached: int, output: int) -> dict[str, Any]:
         """Anthropic's: `input_tokens` are those that were computed."""
-        details = self._replies.usage().get("completion_tokens_details", {})
         return {
             "input_tokens": self.request.prompt_tokens - cached,
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": output,
-            "output_tokens_details": {"thinking_tokens": details.get("reasoning_tokens", 0)},
+            "output_tokens_details": {"thinking_tokens": self._replies.reasoning_tokens},
             **NOTHING,
         }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -3,34 +3,17 @@ hosted tools are refused by their type."""
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from nanoinfer.server.errors import bad_request
-from nanoinfer.server.protocol import NOTHING, ChatRequest, Items, Label, StopText, Strict
-from nanoinfer.server.responses.protocol import (
-    Content,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    FunctionTool,
-    MessageItem,
-    ReasoningItem,
-    ReasoningOptions,
-    ResponsesRequest,
-    TextFormat,
-    TextOptions,
-    TextPart,
-    one_of,
-    tag_of,
-    text_or_list,
-)
-from nanoinfer.server.responses.translation import chat_of, text_of
+from nanoinfer.server.errors import refuse_if
+from nanoinfer.server.protocol import NOTHING, ByType, ChatRequest, Items, Label, StopTexts, Strict, or_text
+from nanoinfer.server.responses import protocol as responses
 
 NAMES = {  # of chat, or of /v1/responses → ours
+    "response_format.json_schema": "output_config.format.schema",
     "response_format": "output_config.format",
-    "text.format.schema": "output_config.format.schema",
     "stop": "stop_sequences",
 }
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -38,12 +21,18 @@ SAME = ("model", "stream", "temperature", "top_p", "top_k")
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")  # of Claude Code: it differs in each request
 
 
+class TextBlock(responses.TextPart):
+    """Text."""
+
+    type: Literal["text"]
+
+
 class ThinkingBlock(Strict):
     """What the model thought."""
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
+    ignored = ("signature",)
 
 
 class ToolUseBlock(Strict):
@@ -53,36 +42,26 @@ class ToolUseBlock(Strict):
     id: Label
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
+    ignored = ("caller",)
 
 
 class ToolResultBlock(Strict):
-    """What a tool has returned. `is_error` is not shown to the model: the content says it."""
+    """What a tool has returned. With `is_error`, the model reads "Error: " before it."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
-    content: Content = ""
+    content: responses.Content = Field(default_factory=list)
     is_error: bool | None = None
 
 
-Block = Annotated[
-    Annotated[TextPart, Tag("[text]")]
-    | Annotated[ThinkingBlock, Tag("[thinking]")]
-    | Annotated[ToolUseBlock, Tag("[tool_use]")]
-    | Annotated[ToolResultBlock, Tag("[tool_result]")],
-    Discriminator(tag_of),
-    one_of("text", "thinking", "tool_use", "tool_result"),
-]
+Blocks = Items[Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, ByType()]]
 
 
 class InputMessage(Strict):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("[text]")] | Annotated[Items[Block], Tag("[list]")],
-        Discriminator(text_or_list),
-    ]
+    content: Annotated[Blocks, or_text(Blocks, lambda text: {"type": "text", "text": text})]
 
 
 class CustomTool(Strict):
@@ -108,10 +87,10 @@ class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
-class OutputConfig(ReasoningOptions):
+class OutputConfig(responses.ReasoningOptions):
     """`format`: the schema that the text follows."""
 
-    format: TextFormat | None = None
+    format: responses.TextFormat | None = None
 
 
 class CountTokensRequest(Strict):
@@ -119,27 +98,24 @@ class CountTokensRequest(Strict):
 
     model: str
     messages: Annotated[Items[InputMessage], Field(min_length=1)]
-    system: Content | None = None
+    system: responses.Content | None = None
     tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **dict.fromkeys(("mcp_servers", "container"), NOTHING),
-        "thread": (),
-    }
+    unsupported = dict.fromkeys(("mcp_servers", "container"), NOTHING) | {"thread": ()}
 
 
 class MessagesRequest(CountTokensRequest):
     """`max_tokens` is required, as by Anthropic, and may be more than there is room for."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[list[StopText], Field(fail_fast=True, max_length=64)] | None = None
+    stop_sequences: StopTexts | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: dict[str, Any] | None = None
+    ignored = ("metadata",)
 
 
 def as_chat(body: CountTokensRequest) -> ChatRequest:
@@ -147,21 +123,23 @@ def as_chat(body: CountTokensRequest) -> ChatRequest:
     thinks = None if body.thinking is None else body.thinking.type != "disabled"
     config, choice = body.output_config or OutputConfig(), body.tool_choice
     tools = [
-        FunctionTool(type="function", name=tool.name, description=tool.description, parameters=tool.input_schema)
+        responses.FunctionTool.model_construct(
+            name=tool.name, description=tool.description, parameters=tool.input_schema
+        )
         for tool in body.tools or ()
     ]
-    asked = ResponsesRequest.model_construct(
+    asked = responses.ResponsesRequest.model_construct(
         **{name: getattr(body, name, None) for name in SAME},
-        instructions=None if body.system is None else BILLING.sub("", text_of(body.system)),
+        instructions=None if body.system is None else BILLING.sub("", responses.text_of(body.system)),
         stop=getattr(body, "stop_sequences", None) or None,
         tools=tools,
         tool_choice=_choice(choice),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
-        reasoning=ReasoningOptions(effort="none") if thinks is False else config,
-        text=TextOptions.model_construct(format=config.format),
+        reasoning=responses.ReasoningOptions(effort="none") if thinks is False else config,
+        text=responses.TextOptions.model_construct(format=config.format),
         chat_template_kwargs=dict.fromkeys(("enable_thinking", "thinking"), True) if thinks else None,
     )
-    return chat_of(asked, [item for message in body.messages for item in _items(message)])
+    return responses.chat_of(asked, [item for message in body.messages for item in _items(message)])
 
 
 def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
@@ -169,27 +147,27 @@ def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
         return None
     if choice.type != "tool":
         return CHOICES[choice.type]
-    if choice.name is None:
-        raise bad_request("tool_choice.name: belongs to the type 'tool'", "tool_choice.name")
+    refuse_if(choice.name is None, "tool_choice.name", "belongs to the type 'tool'")
     return {"type": "function", "name": choice.name}
 
 
 def _items(message: InputMessage) -> list[Any]:
     """A turn as items of /v1/responses."""
-    if isinstance(message.content, str):
-        return [MessageItem(role=message.role, content=message.content)]
     items = list[Any]()
     for block in message.content:
-        if isinstance(block, TextPart):
-            if not (items and isinstance(items[-1], MessageItem)):
-                items.append(MessageItem(role=message.role, content=[]))
+        if isinstance(block, responses.TextPart):
+            if not (items and isinstance(items[-1], responses.MessageItem)):
+                items.append(responses.MessageItem(role=message.role, content=[]))
             items[-1].content.append(block)
         elif isinstance(block, ThinkingBlock):
-            thought = TextPart(type="reasoning_text", text=block.thinking)
-            items.append(ReasoningItem.model_construct(content=[thought]))
+            thought = responses.TextPart(type="reasoning_text", text=block.thinking)
+            items.append(responses.ReasoningItem.model_construct(content=[thought]))
         elif isinstance(block, ToolUseBlock):
-            written = json.dumps(block.input, ensure_ascii=False)
-            items.append(FunctionCallItem(type="function_call", call_id=block.id, name=block.name, arguments=written))
+            text, call = json.dumps(block.input, ensure_ascii=False), responses.FunctionCallItem
+            items.append(call.model_construct(call_id=block.id, name=block.name, arguments=text))
         else:
-            items.append(FunctionCallOutputItem.model_construct(call_id=block.tool_use_id, output=block.content))
+            output, result = block.content, responses.FunctionCallOutputItem
+            if block.is_error:
+                output = [responses.TextPart(type="text", text=f"Error: {responses.text_of(output)}")]
+            items.append(result.model_construct(call_id=block.tool_use_id, output=output))
     return items

@@ -1,54 +1,40 @@
-"""The body of /v1/responses: OpenAI's fields, and those of SamplingParams. What needs a service behind the model (hosted
-tools, files, images, conversations, work in the background) is refused by its name."""
+"""The body of /v1/responses: OpenAI's fields, and those of SamplingParams; and what it is as one of
+/v1/chat/completions. What needs a service behind the model (hosted tools, files, images, conversations, work in the
+background) is refused by its name."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from base64 import b64decode
+from collections.abc import Sequence
+from reprlib import repr as repr_in_short
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
-from nanoinfer.server.protocol import UNSUPPORTED, Items, Label, SamplingFields, StreamOptions, Strict
+from nanoinfer.server.errors import bad_request, refuse_if
+from nanoinfer.server.protocol import (
+    UNSUPPORTED,
+    ByType,
+    ChatRequest,
+    Items,
+    Label,
+    Message,
+    NamedSchema,
+    OpenAIFields,
+    ResponseFormat,
+    SamplingFields,
+    Strict,
+    Tool,
+    or_text,
+    without_search,
+)
 
-TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-
-
-# Tags are in brackets, because a path to a field that is wrong has no part with one (`errors.py`).
-def _part_tag(part: Any) -> str:
-    return "[text]" if type_of(part) in TEXTS else "[refusal]"
-
-
-def _item_tag(item: Any) -> str:
-    return f"[{type_of(item) or 'message'}]"
-
-
-def text_or_list(value: Any) -> str:
-    """The tag of content that is text, or a list of parts."""
-    return "[text]" if isinstance(value, str) else "[list]"
-
-
-def type_of(value: Any) -> Any:
-    """The type that an item or a part says that it has."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-def tag_of(value: Any) -> str:
-    """The tag of an item, a part or a tool, by its type."""
-    return f"[{type_of(value)}]"
-
-
-def one_of(*types: str | None) -> BeforeValidator:
-    """Refuse other items or parts, such as images, and names their type."""
-    known = ", ".join(name for name in types if name)
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") not in types:
-            raise PydanticCustomError(
-                "unsupported", "is not supported; known are {known}", {"field": "type", "known": known}
-            )
-        return value
-
-    return BeforeValidator(check)
+LOGPROBS = "message.output_text.logprobs"
+NAMES = {  # chat's → ours
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format.schema",
+    "response_format": "text.format",
+}
+SAME = ("model", "stream", "parallel_tool_calls", "chat_template_kwargs", "cache_salt")
 
 
 class TextPart(Strict):
@@ -56,9 +42,7 @@ class TextPart(Strict):
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
-    citations: Annotated[Items[Any] | None, Field(exclude=True)] = None
-    annotations: Annotated[Items[Any] | None, Field(exclude=True)] = None
-    logprobs: Annotated[list[Any] | None, Field(exclude=True)] = None  # one per token: there may be more than Items
+    ignored = ("citations", "annotations", "logprobs")
 
 
 class RefusalPart(Strict):
@@ -68,29 +52,27 @@ class RefusalPart(Strict):
     refusal: str
 
 
-Part = Annotated[
-    Annotated[TextPart, Tag("[text]")] | Annotated[RefusalPart, Tag("[refusal]")],
-    Discriminator(_part_tag),
-    one_of(*TEXTS, "refusal"),
-]
-Content = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[Items[Part], Tag("[list]")],
-    Discriminator(text_or_list),
-]
+Parts = Items[Annotated[TextPart | RefusalPart, ByType()]]
+Content = Annotated[Parts, or_text(Parts, lambda text: {"type": "input_text", "text": text})]
 
 
-class MessageItem(Strict):
+class AnyItem(Strict):
+    """What all items have."""
+
+    id: Label | None = None
+    status: Label | None = None
+
+
+class MessageItem(AnyItem):
     """One turn: what somebody said."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    id: Label | None = None
-    status: Label | None = None
     phase: Label | None = None
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(AnyItem):
     """A call that the model has written; `call_id` is repeated by its output."""
 
     type: Literal["function_call"]
@@ -98,29 +80,23 @@ class FunctionCallItem(Strict):
     name: str
     arguments: str
     namespace: str | None = None
-    id: Label | None = None
-    status: Label | None = None
 
 
-class FunctionCallOutputItem(Strict):
+class FunctionCallOutputItem(AnyItem):
     """What a function has returned."""
 
     type: Literal["function_call_output"]
     call_id: Label
     output: Content
-    id: Label | None = None
-    status: Label | None = None
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(AnyItem):
     """What the model thought. `encrypted_content`: the same for clients that hand back nothing else; see `thought_of`."""
 
     type: Literal["reasoning"]
     summary: Items[TextPart] | None = None
     content: Items[TextPart] | None = None
     encrypted_content: str | None = None
-    id: Label | None = None
-    status: Label | None = None
 
 
 class ItemReference(Strict):
@@ -131,17 +107,10 @@ class ItemReference(Strict):
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("[message]")]
-    | Annotated[FunctionCallItem, Tag("[function_call]")]
-    | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
-    | Annotated[ReasoningItem, Tag("[reasoning]")]
-    | Annotated[ItemReference, Tag("[item_reference]")],
-    Discriminator(_item_tag),
-    one_of(*ITEMS, None),
+    MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference, ByType(default="message")
 ]
 Input = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[Items[Item], Field(min_length=1), Tag("[list]")],
-    Discriminator(text_or_list),
+    Items[Item], Field(min_length=1), or_text(Items[Item], lambda text: {"role": "user", "content": text})
 ]
 
 
@@ -153,7 +122,7 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"defer_loading": (False,), "async": (False,)}
+    unsupported = dict.fromkeys(("defer_loading", "async"), (False,))
 
 
 class NamespaceTool(Strict):
@@ -163,13 +132,6 @@ class NamespaceTool(Strict):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=128)]
-
-
-AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("[function]")] | Annotated[NamespaceTool, Tag("[namespace]")],
-    Discriminator(tag_of),
-    one_of("function", "namespace"),
-]
 
 
 class TextFormat(Strict):
@@ -186,28 +148,28 @@ class TextOptions(Strict):
     """`verbosity` is a hint that local models do not know."""
 
     format: TextFormat | None = None
-    verbosity: Label | None = None
+    ignored = ("verbosity",)
 
 
 class ReasoningOptions(Strict):
     """`effort` goes to templates that know it. Thoughts are sent as they are, so that `summary` has nothing to choose."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Label | None = None
-    generate_summary: Label | None = None
+    ignored = ("summary", "generate_summary")
 
 
-class ResponsesRequest(SamplingFields):
+class ResponsesRequest(OpenAIFields):
     """`input`: a text or items. `previous_response_id`: of a stored response, whose conversation goes on."""
 
-    model: str
     input: Input
     instructions: str | None = None
     previous_response_id: Label | None = None
     store: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[
+        Annotated[list[Annotated[FunctionTool | NamespaceTool, ByType()]], Field(fail_fast=True, max_length=128)]
+        | None,
+        BeforeValidator(without_search),
+    ] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -217,16 +179,132 @@ class ResponsesRequest(SamplingFields):
     include: Items[Label] | None = None
     metadata: Annotated[dict[Label, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: Label | None = None
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    service_tier: Label | None = None
     truncation: Label | None = None
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED | {
-        **dict.fromkeys(("background",), (False,)),
+    ignored = ("service_tier",)
+    unsupported = UNSUPPORTED | {
+        "background": (False,),
+        "context_management": ([],),
         **dict.fromkeys(("conversation", "prompt", "max_tool_calls", "moderation"), ()),
-        **dict.fromkeys(("context_management",), ([],)),
         # what /v1/chat/completions calls by another name
         **dict.fromkeys(("max_tokens", "response_format", "messages", "reasoning_effort"), ()),
     }
+
+
+Functions = list[tuple[str, tuple[str | None, FunctionTool]]]
+
+
+def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
+    """The request as one to /v1/chat/completions. ApiError naming the field that is wrong."""
+    refuse_if(body.n not in (None, 1), "n", "must be 1: a response has one answer", body.n)
+    why, cuts = "is not supported: must be 'disabled'", body.truncation
+    refuse_if(cuts not in (None, "disabled"), "truncation", why, cuts, "unsupported_field")
+    functions = functions_of(body)
+    choice, allowed = _choice(body, functions)
+    tools = [
+        Tool(function={"name": name, "description": each.description, "parameters": each.parameters})  # type: ignore[arg-type]
+        for name, (_, each) in functions
+        if name in allowed
+    ]
+    logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+    return ChatRequest.model_construct(
+        **{name: getattr(body, name) for name in (*SamplingFields.model_fields, *SAME) if name != "n"},
+        messages=messages_of(items, body.instructions),
+        tools=tools or None,
+        tool_choice=choice,
+        response_format=_response_format(body),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        max_tokens=body.max_output_tokens,
+        logprobs=logprobs,
+        top_logprobs=body.top_logprobs if logprobs else None,
+    )
+
+
+def messages_of(items: Sequence[Any], instructions: str | None) -> list[Message]:
+    """The items as messages. What a model has thought, said and called in one turn is one message. `instructions` and the
+    system's first messages are one, too: many templates take only one."""
+    messages = list[dict[str, Any]]()
+    for item in items:
+        if isinstance(item, FunctionCallOutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append({"role": item.role, "content": text_of(item.content)})
+        else:
+            if not (messages and _continues(messages[-1], item)):
+                messages.append({"role": "assistant", "content": None})
+            _add(messages[-1], item)
+    systems = [] if instructions is None else [{"role": "system", "content": instructions}]
+    while messages and messages[0]["role"] in ("system", "developer"):
+        systems.append(messages.pop(0))
+    if systems:
+        messages.insert(0, {**systems[0], "content": "\n\n".join(each["content"] for each in systems)})
+    return [Message(**message) for message in messages]
+
+
+def _continues(turn: dict[str, Any], item: Any) -> bool:
+    """Whether an item of the model belongs to the turn before it: a thought only begins one, and text ends a thought."""
+    if turn["role"] != "assistant":
+        return False
+    if isinstance(item, FunctionCallItem):
+        return True
+    is_new = turn["content"] is None and "tool_calls" not in turn
+    return is_new or (isinstance(item, MessageItem) and "tool_calls" in turn)
+
+
+def _add(turn: dict[str, Any], item: Any) -> None:
+    if isinstance(item, FunctionCallItem):
+        function = {"name": _known_name(item.namespace, item.name), "arguments": item.arguments}
+        turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+    elif isinstance(item, MessageItem):
+        turn["content"] = (turn["content"] or "") + text_of(item.content)
+    elif thought := thought_of(item):
+        turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+
+
+def thought_of(item: ReasoningItem) -> str:
+    """What the model thought. For clients that hand back only `encrypted_content`, that is the text in base64: opaque, as
+    they expect it, but nothing is kept secret from them."""
+    if item.content or not item.encrypted_content:
+        return "".join(part.text for part in item.content or item.summary or ())
+    try:
+        return b64decode(item.encrypted_content, validate=True).decode()
+    except ValueError:  # another server's
+        return ""
+
+
+def text_of(content: Content) -> str:
+    """Content as text: parts are joined as /v1/chat/completions joins them."""
+    return "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def functions_of(body: ResponsesRequest) -> Functions:
+    """All functions that may be called: the name by which the model knows it, and its namespace."""
+    found: list[tuple[str | None, FunctionTool]] = []
+    for tool in body.tools or ():
+        found += [(None, tool)] if isinstance(tool, FunctionTool) else [(tool.name, each) for each in tool.tools]
+    return [(_known_name(namespace, tool.name), (namespace, tool)) for namespace, tool in found]
+
+
+def _known_name(namespace: str | None, name: str) -> str:
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _choice(body: ResponsesRequest, functions: Functions) -> tuple[str | dict[str, Any] | None, set[str]]:
+    """The choice as /v1/chat/completions has it, and the names of what may be called. ApiError for one that is none."""
+    choice, names = body.tool_choice, {name for name, _ in functions}
+    if not isinstance(choice, dict):
+        return choice, names
+    kind = choice.get("type")
+    if kind == "function" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}, names
+    if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {name for name in names if {"type": "function", "name": name} in choice["tools"]}
+        return choice.get("mode", "auto"), allowed
+    known = "'auto', 'none', 'required', {'type': 'function', 'name': ...} or {'type': 'allowed_tools', 'tools': [...]}"
+    raise bad_request(f"tool_choice={repr_in_short(choice)}: must be {known}", "tool_choice")
+
+
+def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+    if body.text is None or (given := body.text.format) is None:
+        return None
+    schema = None if given.schema_ is None else NamedSchema.model_construct(schema_=given.schema_)
+    return ResponseFormat.model_construct(type=given.type, json_schema=schema)

@@ -1,15 +1,45 @@
 """ResponseStore: the responses that clients may name again, in memory: at most so many, the oldest go first."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as repr_in_short
 from typing import Any
+from uuid import uuid4
+
+from pydantic import TypeAdapter
 
 from nanoinfer.server.errors import ApiError
+from nanoinfer.server.responses.protocol import Item, ItemReference, MessageItem, ReasoningItem, ResponsesRequest
 
 MOST_BYTES = 256 * 2**20  # of all of them: `store_responses` says how many there are, not how long they are
+
+
+PREFIXES = {
+    "response": "resp",
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[Item])
+
+
+def new_id(kind: str) -> str:
+    """An id for an item of this type."""
+    return f"{PREFIXES[kind]}_{uuid4().hex}"
+
+
+def as_stored(item: Any) -> dict[str, Any]:
+    """An item as clients get it back: with an id, and parts as its content."""
+    plain = item.model_dump(exclude_none=True)
+    plain.setdefault("id", new_id(item.type))
+    if isinstance(item, ReasoningItem):
+        return {"summary": [], **plain}
+    if isinstance(item, MessageItem):
+        kind = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
+        plain["content"] = [part if "refusal" in part else {**part, **kind} for part in plain["content"]]
+    return {"status": "completed", **plain}
 
 
 @dataclass(frozen=True)
@@ -32,8 +62,7 @@ class ResponseStore:
 
     def __init__(self, most: int, most_bytes: int = MOST_BYTES):
         self._most, self._most_bytes, self._size = most, most_bytes, 0
-        self._responses = OrderedDict[str, StoredResponse]()
-        self._owners: dict[str, str] = {}  # id of an item → that of the newest response that has it
+        self._responses: dict[str, StoredResponse] = {}  # the newest one last
 
     def __len__(self) -> int:
         return len(self._responses)
@@ -46,7 +75,6 @@ class ResponseStore:
             return
         self._responses[answer["id"]] = added
         self._size += added.size
-        self._owners |= dict.fromkeys([item["id"] for item in items], answer["id"])
         while len(self._responses) > self._most or self._size > self._most_bytes:
             self.remove(next(iter(self._responses)))
 
@@ -61,17 +89,26 @@ class ResponseStore:
 
     def remove(self, response_id: str) -> None:
         """Forget a response. ApiError (404) as in `get`."""
-        removed = self.get(response_id)
+        self._size -= self.get(response_id).size
         del self._responses[response_id]
-        self._size -= removed.size
-        for item in json.loads(removed.items):
-            if self._owners.get(item["id"]) == response_id:
-                del self._owners[item["id"]]
 
     def item(self, item_id: str, field: str) -> dict[str, Any]:
         """An item of a stored response. ApiError (404) as in `get`."""
-        owner = self._owners.get(item_id)
-        if owner is None:
-            message = f"{field}={repr_in_short(item_id)}: no stored response has this item"
-            raise ApiError(404, message, field, "item_not_found")
-        return next(item for item in json.loads(self._responses[owner].items) if item["id"] == item_id)
+        for stored in reversed(self._responses.values()):
+            for item in json.loads(stored.items) if json.dumps(item_id) in stored.items else ():
+                if item["id"] == item_id:
+                    return item
+        message = f"{field}={repr_in_short(item_id)}: no stored response has this item"
+        raise ApiError(404, message, field, "item_not_found")
+
+    def conversation(self, body: ResponsesRequest) -> list[Any]:
+        """All items before the answer: those of the previous response, then the input. ApiError (404) where one is
+        not stored."""
+        items = list[Any]()
+        if body.previous_response_id is not None:
+            items += _ITEMS.validate_json(self.get(body.previous_response_id, "previous_response_id").items)
+        for i, item in enumerate(body.input):
+            if isinstance(item, ItemReference):
+                (item,) = _ITEMS.validate_python([self.item(item.id, f"input[{i}].id")])
+            items.append(item)
+        return items

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -27,7 +27,7 @@ from nanoinfer.bench.processes import free_port
 from nanoinfer.bench.serve import Goodput, figures, percentiles, problem
 from tests.helpers import fake_server
 from tests.helpers.bench_serve import GOOD, NEW_TOKENS, Ticking, cut, pieces_of, stream, text_event
-from tests.helpers.waiting import run, until_async
+from tests.helpers.waiting import until_async
 
 REQUEST = as_request({"prompt": "hi", "max_tokens": NEW_TOKENS})
 
@@ -100,35 +100,23 @@ def test_what_is_wrong_with_an_answer_is_said(data: bytes, error: str) -> None:
         ("endless", "finish reason"),
     ],
 )
-def test_each_kind_of_failure_is_named(trouble: str, words: str | None) -> None:
+async def test_each_kind_of_failure_is_named(trouble: str, words: str | None) -> None:
     exchange = Exchange(0.0)
-
-    async def once() -> None:
-        async with serving(fake_server.Server(trouble)) as port:
-            await ask(port, REQUEST, exchange)
-
-    run(once)
+    async with serving(fake_server.Server(trouble)) as port:
+        await ask(port, REQUEST, exchange)
     found = problem(exchange.read(), NEW_TOKENS)
     assert (found is None) == (words is None)
     assert (words or "None") in str(found)
 
 
-def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
+async def test_nobody_at_the_port_is_a_failure_of_the_request() -> None:
     exchange = Exchange(0.0)
-    run(lambda: ask(free_port(), REQUEST, exchange))
+    await ask(free_port(), REQUEST, exchange)
     assert exchange.error
     assert exchange.ended is None
 
 
 # --- the loops -------------------------------------------------------------------------------------------------------
-
-
-def run_loop(server: fake_server.Server, loop: Callable[[int], Coroutine[Any, Any, Traffic]]) -> Traffic:
-    async def serve() -> Traffic:
-        async with serving(server) as port:
-            return await loop(port)
-
-    return run(serve)
 
 
 def numbered(number: int) -> bytes:
@@ -140,7 +128,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     return Ticking(monkeypatch)
 
 
-def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock: Ticking) -> None:
+async def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock: Ticking) -> None:
     server = fake_server.Server()
     answer = server.answer
 
@@ -149,18 +137,20 @@ def test_a_closed_loop_has_as_many_open_requests_as_clients_and_never_more(clock
         await answer(writer, tokens)
 
     server.answer = answer_once_all_have_asked  # type: ignore[method-assign]
-    traffic = run_loop(server, lambda port: closed_loop(port, numbered, 3, 0.1))
+    async with serving(server) as port:
+        traffic = await closed_loop(port, numbered, 3, 0.1)
     assert server.most_open == 3
     assert len(traffic.exchanges) == server.served > 3
     assert sorted(map(int, server.prompts)) == list(range(server.served)), "each request once"
     assert figures(traffic, NEW_TOKENS, GOOD)["finished"] == server.served
 
 
-def test_an_open_loop_waits_for_no_answer(clock: Ticking) -> None:
+async def test_an_open_loop_waits_for_no_answer(clock: Ticking) -> None:
     server = fake_server.Server("hang")
     times = arrivals(50, 0.2, "seed")
     clock.over = lambda: server.served == len(times)
-    traffic = run_loop(server, lambda port: open_loop(port, numbered, 50, 0.2, "seed"))
+    async with serving(server) as port:
+        traffic = await open_loop(port, numbered, 50, 0.2, "seed")
     assert len(traffic.exchanges) == server.served == len(times) > 1
     assert [exchange.due - traffic.began for exchange in traffic.exchanges] == pytest.approx(times)
     found = figures(traffic, NEW_TOKENS, GOOD)
@@ -176,9 +166,10 @@ def test_arrivals_are_seeded_and_have_their_rate() -> None:
     assert arrivals(0.001, 1, "a") == [1], "at least one"
 
 
-def test_a_refused_client_waits_before_it_asks_again(clock: Ticking) -> None:
+async def test_a_refused_client_waits_before_it_asks_again(clock: Ticking) -> None:
     server = fake_server.Server("429")
-    traffic = run_loop(server, lambda port: closed_loop(port, numbered, 2, 0.3))
+    async with serving(server) as port:
+        traffic = await closed_loop(port, numbered, 2, 0.3)
     assert server.served == 2, "the wait is longer than the loop"
     found = figures(traffic, NEW_TOKENS, GOOD)
     assert (found["requests"], found["refused"], found["errors"]) == (2, 2, 0)

@@ -286,21 +286,3 @@ def test_a_family_from_outside_gets_the_object_of_transformers(tmp_path: Path, m
     monkeypatch.setitem(MODEL_FAMILIES, "LlamaForCausalLM", Mine)
     ModelConfig.from_pretrained(written(tmp_path, full("llama")))
     assert read == ["LlamaConfig"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "no json",
-        "[]",
-        json.dumps({**full("llama"), "architectures": None}),
-        json.dumps({**full("llama"), "model_type": "mistral"}),
-        json.dumps({**full("llama"), "auto_map": {"AutoConfig": "my.Config"}}),
-        json.dumps({**full("llama"), "quantization_config": {"bits": 4}}),
-        json.dumps({**full("llama"), "hidden_size": 63}),
-        json.dumps({**full("llama"), "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}}),
-    ],
-)
-def test_what_is_unusual_is_left_to_transformers(content: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
-    assert read_plain_config(tmp_path / "config.json") is None

@@ -128,37 +128,22 @@ def test_a_tokenizer_model_alone_is_read_where_sentencepiece_is(tmp_path: Path) 
 # --- chat templates --------------------------------------------------------------------------------------------------
 
 
-def separate(template: object) -> bytes:
-    return json.dumps({"chat_template": template}).encode()
-
-
 SHOUT = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
 
 
-def test_a_chat_template_in_a_json_file_of_its_own_is_used(tmp_path: Path) -> None:
-    path = story_files(tmp_path / "old", chat_template__jinja=None, chat_template__json=separate(SHOUT))
+@pytest.mark.parametrize(
+    ("jinja", "in_config", "text"),
+    [(None, None, "HI"), (b"a chat", None, "a chat"), (None, "in the config", "in the config")],
+)
+def test_a_chat_template_in_a_json_file_of_its_own_is_used_where_there_is_no_other(
+    jinja: bytes | None, in_config: str | None, text: str, tmp_path: Path
+) -> None:
+    in_json = json.dumps({"chat_template": SHOUT}).encode()
+    path = story_files(tmp_path / "files", chat_template__jinja=jinja, chat_template__json=in_json)
+    say(path / "tokenizer_config.json", chat_template=in_config)
     tokenizer = Tokenizer.from_pretrained(path)
     assert tokenizer is not None
-    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "HI"
-
-
-def test_chat_template_jinja_and_tokenizer_config_go_before_the_json_file(tmp_path: Path) -> None:
-    path = story_files(tmp_path / "both", chat_template__json=separate(SHOUT))
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_pretrained(STORY).encode_chat(CHAT)  # type: ignore[union-attr]
-
-    config = json.loads((STORY / "tokenizer_config.json").read_text())
-    config["chat_template"] = "in the config"
-    path = story_files(
-        tmp_path / "config",
-        chat_template__jinja=None,
-        chat_template__json=separate(SHOUT),
-        tokenizer_config__json=json.dumps(config).encode(),
-    )
-    tokenizer = Tokenizer.from_pretrained(path)
-    assert tokenizer is not None
-    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == "in the config"
+    assert tokenizer.decode(tokenizer.encode_chat(CHAT)) == text
 
 
 @pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", None])  # read in two ways

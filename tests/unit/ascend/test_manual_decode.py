@@ -1,4 +1,4 @@
-"""Manual decoding with forward_tensor and advance_step, one token at a time and drafts in a line; and draft trees that are refused."""
+"""Manual decoding with forward_tensor and advance_step: a token at a time, drafts in a line; and trees that are refused."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -25,18 +25,6 @@ def fresh(i: int) -> list[int]:
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_comes_back(tmp_path: Path) -> None:
-    files = open_files(tmp_path)
-    assert hit(files, TOKENS) == 0
-    assert put(files, TOKENS)
-    assert hit(files, TOKENS) == hit(files, [*TOKENS, 5, 5, 5, 5, 5]) == hit(files, TOKENS, start=4) == 12
-    assert hit(files, TOKENS[:11]) == 8, "whole blocks"
-    before = kv_files(tmp_path)
-    assert put(files, [*TOKENS, 1, 1, 1, 1])
-    assert len(kv_files(tmp_path)) == len(before) + 1 == 2, "those that are there are not written again"
-    assert hit(files, TOKENS, namespace=b"another") == 0
-
-
 def test_of_a_file_with_several_blocks_those_are_used_that_are_wanted(tmp_path: Path) -> None:
     put(open_files(tmp_path), TOKENS)
     files = open_files(tmp_path)
@@ -199,27 +187,6 @@ def one(tmp_path: Path) -> int:
 def there(files: BlockFiles, count: int) -> list[int]:
     """Which of the sequences `fresh(i)` are known."""
     return [i for i in range(count) if names_of(fresh(i))[0] in files.file_of]
-
-
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path, one: int) -> None:
-    files = open_files(tmp_path / "kv", max_bytes=3 * one)
-    for i in range(3):
-        put(files, fresh(i))
-    assert hit(files, fresh(0)) == 4
-    put(files, fresh(3))
-    assert there(files, 4) == [0, 2, 3]
-    assert hit(files, fresh(2)) == 4
-    put(files, fresh(4))
-    assert there(files, 5) == there(open_files(tmp_path / "kv"), 5) == [2, 3, 4]
-
-
-def test_a_bound_that_is_lower_than_before_holds_before_anything_is_written(tmp_path: Path, one: int) -> None:
-    before = open_files(tmp_path / "kv")
-    for i in range(5):
-        put(before, fresh(i))
-    hit(before, fresh(0))
-    assert there(open_files(tmp_path / "kv", max_bytes=2 * one + 1), 5) == [0, 4]
-    assert len(kv_files(tmp_path / "kv")) == 2
 
 
 def test_the_bound_is_of_all_engines_together_and_of_no_other_files(tmp_path: Path, one: int) -> None:

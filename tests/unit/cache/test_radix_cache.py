@@ -13,18 +13,6 @@ from tests.helpers.trees import make_cache, put, shape, snapshot
 # --- match and insert --------------------------------------------------------------------------------------------
 
 
-def test_what_was_inserted_is_found_with_its_slots() -> None:
-    cache = make_cache()
-    known, slots = put(cache, [5, 6, 7, 8])
-    assert known == 0
-    match = cache.match_prefix([5, 6, 7, 8, 9])
-    assert match.indices.dtype == torch.int32
-    assert match.indices.tolist() == slots
-    assert match.last_node.key.tolist() == [5, 6, 7, 8]
-    indices, last_node = cache.match_prefix([5, 6, 7, 8])
-    assert (indices.tolist(), last_node) == (slots, match.last_node)
-
-
 @pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda t: torch.tensor(t, dtype=torch.int32)])
 def test_tokens_may_be_a_sequence_an_array_or_a_tensor(form: Callable[[list[int]], Any]) -> None:
     cache = make_cache()
@@ -124,19 +112,6 @@ def test_a_disabled_cache_takes_and_finds_nothing() -> None:
 
 
 # --- peek, version, grow -----------------------------------------------------------------------------------------
-
-
-def test_peeking_changes_nothing_at_all() -> None:
-    cache = make_cache()
-    put(cache, [1, 2, 3, 4])
-    put(cache, [1, 2, 7])
-    before = snapshot(cache)
-    length, node = cache.peek_prefix([1, 2, 3, 9])
-    assert (length, node.key.tolist()) == (3, [3, 4])
-    assert cache.peek_prefix([1, 9])[0] == 1
-    assert snapshot(cache) == before
-    cache.match_prefix([1, 2, 3, 9])
-    assert snapshot(cache) != before  # the snapshot sees what a match does
 
 
 def test_a_node_that_is_locked_shared_or_elsewhere_does_not_grow() -> None:

@@ -97,40 +97,7 @@ def test_when_a_copy_back_fails_the_engine_resets_and_no_slot_is_lost(monkeypatc
     assert_all_free(engine)
 
 
-def test_slots_for_k_v_that_left_while_room_was_made_are_free_again() -> None:
-    """The second sequence takes the first one's place in host memory just when the first one is wanted."""
-    engine = engine_with(host_cache_tokens=32)
-    tier_of(engine)
-    for prompt in (FIRST, SECOND, FIRST):
-        (output,) = serve(engine, prompt)
-        assert output.cached_tokens == 0
-        engine.check_integrity()
-    assert_all_free(engine)
-
-
-# --- copies -------- -----------------------------------------------------------------------------------------------
-
-
-def test_copies_are_exact_for_any_kind_of_number() -> None:
-    buffers = [
-        torch.randn(8, 2, 3).bfloat16(),
-        torch.tensor([float("nan"), -0.0, float("inf"), 1e-45] * 2)[:, None],
-        torch.arange(-4, 4, dtype=torch.int8)[:, None, None],
-        torch.arange(8) * 2**60,
-    ]
-    wanted = [buffer.clone() for buffer in buffers]
-    memory = HostMemory(buffers, 16)
-    assert memory.data.nbytes == 16 * (12 + 4 + 1 + 8)
-    memory.store(np.array([1, 6, 3]), np.array([9, 0, 15]))
-    for buffer in buffers:
-        buffer[1:7] = 0
-    memory.load(np.array([15, 9, 0]), np.array([3, 1, 6]))
-    for buffer, right in zip(buffers, wanted, strict=True):
-        for slot in (0, 1, 3, 6, 7):
-            assert buffer[slot].contiguous().view(-1).view(torch.uint8).tolist() == (
-                right[slot].contiguous().view(-1).view(torch.uint8).tolist()
-            )
-        assert not buffer[[2, 4, 5]].any()
+# --- copies --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,7 +112,7 @@ def test_copies_are_exact_for_any_kind_of_number() -> None:
     ],
 )
 def test_neighbours_and_others_are_copied_to_their_places(pool_slots: list[int], slots: list[int]) -> None:
-    buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half()]
+    buffers = [torch.randn(12, 2, 3), torch.randn(12, 4).half(), torch.arange(1, 13) * 2**50, torch.ones(12, 3).char()]
     wanted = [buffer.clone() for buffer in buffers]
     memory = HostMemory(buffers, 12)
     memory.store(np.array(pool_slots, dtype=int), np.array(slots, dtype=int))

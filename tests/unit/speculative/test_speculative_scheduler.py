@@ -74,18 +74,6 @@ def test_a_pass_gives_the_drafts_that_are_right_and_one_token_more(drafter: Orac
     assert_all_free(engine)
 
 
-def test_wrong_drafts_leave_the_tree_as_it_would_be_without(drafter: OracleDrafter) -> None:
-    drafter.right = 1
-    for page_size in (1, 4):
-        trees = []
-        for options in ({}, {"drafter": None}):
-            engine = engine_of(page_size=page_size, **options)
-            serve(engine, [1, 2, 3], [1, 2, 3, 9], [60, 61], max_new_tokens=11)
-            trees.append(sorted((str(node.edge), node.key.tolist()) for _, node in engine.radix_cache.nodes()))
-        assert trees[0] == trees[1]
-        assert trees[0]
-
-
 def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter: OracleDrafter) -> None:
     engine = engine_of(num_draft_tokens=5)
     plain = SamplingParams(max_new_tokens=20, temperature=0, logits_processors=(lambda ids, scores: scores,))
@@ -104,21 +92,6 @@ def test_requests_with_different_numbers_of_drafts_and_none_share_a_pass(drafter
     last = finish(engine)
     assert last[0].token_ids == list(range(2, 22))
     assert last[2].token_ids == list(range(51, 71))
-
-
-def test_where_nobody_has_an_idea_the_pass_is_a_decode(drafter: OracleDrafter) -> None:
-    class Nothing:
-        def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-            return [[] for _ in reqs]
-
-    DRAFTERS["oracle"] = lambda _: Nothing()  # the fixture puts the registry back
-    engine = engine_of()
-    engine.add_request([1], greedy(4))
-    step(engine)
-    while engine.has_unfinished():
-        (output,) = step(engine).values()
-        assert mode_of(engine) is ForwardMode.DECODE
-    assert (output.token_ids, output.drafted_tokens) == ([2, 3, 4, 5], 0)
 
 
 def test_the_next_drafter_is_asked_for_those_whose_first_has_no_idea(

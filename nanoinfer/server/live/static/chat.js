@@ -2,14 +2,11 @@
 // The chat. The conversation is in this page and this browser's storage only; the server keeps nothing but its cache.
 
 const Chat = {
-  now: { name: null, system: "", messages: [] }, // as chats.js keeps it; messages: {role, content, name, facts, reasoning, isPlain}
+  now: null, // as chats.js keeps it; messages: {role, content, name, facts, reasoning, isPlain}
   running: null,
   hasTemplate: true,
-  get conversation() {
-    return this.now.messages;
-  },
 };
-const REASONS = { length: "cut: it has reached its number of tokens", abort: "ended by the server", timeout: "took too long", content_filter: "filtered" };
+const REASONS = { length: "cut: it has reached its number of tokens", abort: "ended by the server", timeout: "took too long", stopped: "stopped by you" };
 
 // --- messages ----------------------------------------------------------------------------------------------------------
 
@@ -17,15 +14,12 @@ const REASONS = { length: "cut: it has reached its number of tokens", abort: "en
 function addMessage({ role, name = "You", content = "", facts = "", reasoning = "", isPlain = role === "user" }) {
   const words = new Growing(el("div", { class: "words" }), !isPlain);
   const thoughts = new Growing(el("div", { class: "words" }), false);
+  const folded = el("details", { class: "reasoning" }, el("summary", { text: "Reasoning" }), thoughts.element);
   const told = el("p", { class: "facts", text: facts });
-  const item = el("li", { class: `message ${role}` }, el("h3", { text: name }));
-  if (role === "assistant") item.append(el("details", { class: "reasoning" }, el("summary", { text: "Reasoning" }), thoughts.element));
-  item.append(words.element, told);
-  if (role === "assistant") {
-    const again = el("button", { type: "button", class: "again", text: "Regenerate" });
-    again.addEventListener("click", () => regenerate(item));
-    item.append(el("div", { class: "actions" }, copyButton("Copy the answer", () => words.text, words.element), again));
-  }
+  const again = el("button", { type: "button", class: "again", text: "Regenerate" });
+  const actions = el("div", { class: "actions" }, copyButton("Copy the answer", words.element, () => words.text), again);
+  const item = el("li", { class: `message ${role}` }, el("h3", { text: name }), folded, words.element, told, actions);
+  again.addEventListener("click", () => regenerate(item));
   $("#messages").append(item);
   $("#no-messages").hidden = true;
   words.show(content);
@@ -53,11 +47,10 @@ function chatRequest(conversation, settings, hasTemplate) {
 
 /** The parts of an answer as they come: {text, reasoning}, {reason}, {usage}. Throws a RefusedError for an error, also in mid-stream. */
 async function* answerTo({ path, body }, signal) {
-  const headers = { "Content-Type": "application/json", "X-Engine-Requests": "?" };
   const own = Live.trace?.about.show_prompts ? null : { prompt: [], written: [] };
   const texts = own && promptTexts(body);
-  const options = { method: "POST", headers, body: JSON.stringify(own ? { ...body, return_token_ids: true } : body), signal };
-  const response = await Session.fetch(path, options);
+  const asked = own ? { ...body, return_token_ids: true } : body;
+  const response = await Session.fetch(path, { body: asked, headers: { "X-Engine-Requests": "?" }, signal });
   for (const number of (response.headers.get("X-Engine-Requests") ?? "").split(",")) if (number) markMine(Number(number), own, texts);
   for await (const { data } of eventsOf(response)) {
     if (data === "[DONE]") return;
@@ -75,10 +68,9 @@ async function* answerTo({ path, body }, signal) {
 
 /** The texts of a prompt's tokens: with them, the page shows what of the engine's tokens is its own. */
 async function promptTexts({ model, messages, prompt }) {
-  const options = { method: "POST", headers: { "Content-Type": "application/json" } };
-  const body = JSON.stringify({ model, messages, prompt, return_token_strs: true });
   try {
-    const { token_strs } = await (await Session.fetch("tokenize", { ...options, body })).json();
+    const response = await Session.fetch("tokenize", { body: { model, messages, prompt, return_token_strs: true } });
+    const { token_strs } = await response.json();
     return token_strs.map((text) => (text.startsWith("bytes:") ? "\ufffd" : text)); // a part of a character
   } catch {
     return []; // they stay hidden
@@ -91,7 +83,7 @@ async function ask(question) {
   const user = { role: "user", content: question };
   for (const item of document.querySelectorAll(".message.failed")) item.remove();
   const { item } = addMessage(user);
-  if (await turn([...Chat.conversation, user])) return;
+  if (await turn([...Chat.now.messages, user])) return;
   item.classList.add("failed");
   $("#question").value ||= question; // to try again
 }
@@ -100,7 +92,7 @@ async function ask(question) {
 async function regenerate(item) {
   if (Chat.running !== null) return;
   item.hidden = true;
-  const conversation = Chat.conversation.slice(0, Chat.conversation.findLastIndex(({ role }) => role === "user") + 1);
+  const conversation = Chat.now.messages.slice(0, Chat.now.messages.findLastIndex(({ role }) => role === "user") + 1);
   if (await turn(conversation)) item.remove();
   else item.hidden = false;
 }
@@ -116,10 +108,13 @@ async function turn(conversation) {
   const record = () => {
     chat.messages = [...conversation, { ...answer, content: words.text, reasoning: thoughts.text }];
     chat.system = settings.system ?? "";
-    if (!chat.isDeleted) keep(chat);
+    if (chat.isDeleted) return;
+    $("#not-kept").hidden = Chats.keep(chat) || Chats.all().length === 0; // without storage, nobody expects it
+    listChats();
   };
   const began = performance.now();
-  let [first, reason, usage, failure] = [null, null, null, null];
+  const end = {}; // {reason, usage}
+  let [first, failure] = [null, null];
   Chat.running = new AbortController();
   setRunning(true);
   addEventListener("pagehide", record); // what has been written so far survives a reload
@@ -130,23 +125,22 @@ async function turn(conversation) {
       first ??= performance.now();
       if (part.text) words.add(part.text);
       if (part.reasoning) thoughts.add(part.reasoning);
-      reason = part.reason ?? reason;
-      usage = part.usage ?? usage;
+      Object.assign(end, part);
     }
   } catch (error) {
-    if (error.name === "AbortError") reason = "stopped";
+    if (error.name === "AbortError") end.reason = "stopped";
     else failure = error.message;
     if (error.status === 401) askForKey();
   }
   for (const shown of [words, thoughts]) shown.draw();
   item.removeAttribute("aria-busy");
-  answer.facts = factsOf(reason, usage, first === null ? null : first - began, performance.now() - (first ?? began));
+  answer.facts = factsOf(end, first === null ? null : first - began, performance.now() - (first ?? began));
   message.facts.textContent = answer.facts;
   removeEventListener("pagehide", record);
   const isKept = failure === null || words.text !== "";
   if (isKept) {
     record();
-    announce(`${reason === "stopped" ? "Stopped. " : ""}${settings.model} says: ${words.text}`);
+    announce(`${end.reason === "stopped" ? "Stopped. " : ""}${settings.model} says: ${words.text}`);
   } else {
     item.classList.add("failed");
   }
@@ -162,10 +156,8 @@ async function turn(conversation) {
 }
 
 /** What an answer took, in words. */
-function factsOf(reason, usage, firstMs, restMs) {
-  const facts = [];
-  if (reason === "stopped") facts.push("stopped by you");
-  else if (REASONS[reason]) facts.push(REASONS[reason]);
+function factsOf({ reason, usage }, firstMs, restMs) {
+  const facts = REASONS[reason] ? [REASONS[reason]] : [];
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     facts.push(`${cached.toLocaleString("en")} of ${plural(usage.prompt_tokens, "prompt token")} from the cache`, plural(usage.completion_tokens, "new token"));
@@ -207,60 +199,54 @@ $("#stop").addEventListener("click", () => Chat.running?.abort());
 
 // --- the chats that are kept ---------------------------------------------------------------------------------------------
 
-function keep(chat) {
-  const isKept = Chats.keep(chat);
-  if (isKept && chat === Chat.now) Chats.stay(chat.name);
-  $("#not-kept").hidden = isKept || Chats.names().length === 0; // without storage, nobody expects it
-  listChats();
-}
-
 function listChats() {
-  const kept = Chats.names().map((name) => Chats.read(name)).filter((chat) => chat !== null);
-  const options = kept.map(({ name, messages }) => el("option", { value: name, text: messages[0].content.trim().slice(0, 60) }));
+  const kept = Chats.all();
+  const options = kept.map(({ id, messages }) => el("option", { value: id, text: messages[0].content.trim().slice(0, 60) }));
+  const isKept = kept.some(({ id }) => id === Chat.now.id);
   $("#chats").replaceChildren(el("option", { value: "", text: "New chat" }), ...options);
-  $("#chats").value = Chat.now.name ?? "";
+  $("#chats").value = isKept ? Chat.now.id : "";
   $("#chats").hidden = kept.length === 0;
-  $("#delete").hidden = Chat.now.name === null;
+  $("#delete").hidden = !isKept;
   $("#delete").textContent = "Delete";
+  attempt(() => sessionStorage.setItem("nanoinfer-chat", $("#chats").value)); // what this tab shows when it loads the page again
 }
 
-/** Show a chat that is kept, or for null a new one. An answer that is still being written ends. */
-function showChat(chat) {
+/** Show a chat that is kept, or if there is none with this id, a new one. An answer that is still being written ends. */
+function showChat(shown) {
   Chat.running?.abort();
-  Chat.now = chat ?? { name: null, system: $("#system").value, messages: [] };
-  Chats.stay(Chat.now.name);
+  Chat.now = Chats.all().find(({ id }) => id === Number(shown)) ?? { system: $("#system").value, messages: [] };
   $("#system").value = Chat.now.system;
   $("#messages").replaceChildren();
   $("#no-messages").hidden = false;
-  Chat.conversation.forEach(addMessage);
+  Chat.now.messages.forEach(addMessage);
   $("#not-kept").hidden = true;
   listChats();
 }
 
-$("#chats").addEventListener("change", () => showChat(Chats.read($("#chats").value)));
-$("#forget").addEventListener("click", () => {
+function newChat(announced) {
   showChat(null);
-  announce("A new chat.");
+  announce(announced);
   $("#question").focus();
-});
+}
+
+$("#chats").addEventListener("change", () => showChat($("#chats").value));
+$("#forget").addEventListener("click", () => newChat("A new chat."));
 $("#delete").addEventListener("click", () => {
   if ($("#delete").textContent === "Delete") return ($("#delete").textContent = "Really delete");
-  Chats.remove(Chat.now.name);
   Chat.now.isDeleted = true;
-  showChat(null);
-  announce("The chat is deleted.");
-  $("#question").focus();
+  Chats.set(Chats.all().filter(({ id }) => id !== Chat.now.id));
+  newChat("The chat is deleted.");
 });
 $("#delete").addEventListener("blur", () => ($("#delete").textContent = "Delete"));
 addEventListener("storage", listChats); // another tab has kept or deleted one
-if (Chats.attempt(() => localStorage) === null) $("#kept").textContent = "What you write is kept in this page only, until you close it.";
-showChat(Chats.read(Chats.stayed()));
+if (attempt(() => localStorage) === null) $("#kept").textContent = "What you write is kept in this page only, until you close it.";
+showChat(attempt(() => sessionStorage.getItem("nanoinfer-chat")));
 
 // --- models ------------------------------------------------------------------------------------------------------------
 
 async function listModels() {
   try {
-    const { data } = await Session.json("v1/models");
+    const { data } = await (await Session.fetch("v1/models")).json();
     const chosen = $("#model").value;
     $("#model").replaceChildren(...data.map(({ id, parent }) => el("option", { value: id, text: parent ? `${id} (adapter)` : id })));
     if (data.some(({ id }) => id === chosen)) $("#model").value = chosen;

@@ -129,7 +129,7 @@ async function follow() {
       if (error.status === 401) {
         tellState("The server wants an API key.", "failed");
         askForKey();
-        await keyGiven();
+        await new Promise((resolve) => document.addEventListener("key", resolve, { once: true }));
         continue;
       }
       tellState(`${error.message.replace(/\.$/, "")}. Trying again …`, "failed");
@@ -152,12 +152,8 @@ async function markMine(number, own, texts) {
   drawSoon();
   if (own === null) return;
   own.prompt = await texts;
-  if (own.prompt.length && Live.replay !== null) replayAll();
-}
-
-/** Make all states again. */
-function replayAll() {
-  Live.replay = Live.page.replay = new Replay(Live.trace);
+  if (!own.prompt.length || Live.replay === null) return;
+  Live.replay = Live.page.replay = new Replay(Live.trace); // all states are made again
   for (const event of Live.trace.events) Live.replay.add(event);
   drawSoon();
 }
@@ -206,8 +202,6 @@ function askForKey() {
   $("#key").hidden = false;
   $("#key").open = true;
 }
-
-const keyGiven = () => new Promise((resolve) => document.addEventListener("key", resolve, { once: true }));
 
 $("#key-form").addEventListener("submit", (event) => {
   event.preventDefault();

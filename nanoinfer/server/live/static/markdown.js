@@ -32,12 +32,12 @@ function elementOf(token) {
 
 function codeBlock(text, language) {
   const code = el("code", { text });
-  const head = el("div", { class: "code-head" }, el("span", { text: language }), copyButton("Copy the code", () => text, code));
+  const head = el("div", { class: "code-head" }, el("span", { text: language }), copyButton("Copy the code", code));
   return el("div", { class: "code" }, head, el("pre", { tabindex: 0 }, code));
 }
 
 /** A button that copies a text. Where the browser refuses (a page that is not secure, a frame), it selects what shows it. */
-function copyButton(label, textOf, shown) {
+function copyButton(label, shown, textOf = () => shown.textContent) {
   const button = el("button", { type: "button", "aria-label": label, text: "Copy" });
   button.addEventListener("click", async () => {
     try {
@@ -54,10 +54,10 @@ function copyButton(label, textOf, shown) {
 }
 
 /** Shows a text that grows, as Markdown or as it is, at most once for each picture of the screen, and for at most a fifth of the time.
- *  More text can change only the last block, so only that one is read again. Keeps the end in view unless the reader has scrolled up. */
+ *  What is shown already stays, so that it can be selected. Keeps the end in view unless the reader has scrolled up. */
 class Growing {
   constructor(element, isMarkdown) {
-    Object.assign(this, { element, isMarkdown, text: "", scheduled: false, took: 0, from: 0, last: [], env: {} });
+    Object.assign(this, { element, isMarkdown, text: "", scheduled: false, took: 0 });
     element.classList.toggle("plain", !isMarkdown);
   }
 
@@ -78,24 +78,8 @@ class Growing {
     const began = performance.now();
     const log = $("#log");
     const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    if (this.isMarkdown) this.drawBlocks();
-    else this.element.textContent = this.text;
+    fill(this.element, ...(this.isMarkdown ? elementsOf(Reader.parse(this.text, {})).childNodes : [this.text]));
     if (atEnd) log.scrollTop = log.scrollHeight;
     this.took = performance.now() - began;
-  }
-
-  drawBlocks() {
-    const rest = this.text.slice(this.from);
-    const tokens = Reader.parse(rest, { references: { ...this.env.references } });
-    const start = tokens.findLastIndex(({ level, nesting }) => level === 0 && nesting >= 0);
-    for (const node of this.last) node.remove();
-    if (start < 0) return;
-    this.element.append(elementsOf(tokens.slice(0, start)));
-    const last = elementsOf(tokens.slice(start));
-    this.last = [...last.childNodes];
-    this.element.append(last);
-    const done = rest.split(/(?<=\r\n|\n|\r(?!\n))/).slice(0, tokens[start].map[0]).join("");
-    if (done) Reader.parse(done, this.env); // for the links' addresses that it defines
-    this.from += done.length;
   }
 }

@@ -2,33 +2,34 @@
 // What every request of the page has in common: the key, errors as sentences, and events read from a stream.
 // The key is sent in a header, so streams are read with fetch: an EventSource could only carry it in the address.
 
-const Session = {
-  key: "",
+/** What `use` returns; `otherwise` where it fails: storage may be denied (in a frame), full, or have something else under our name. */
+function attempt(use, otherwise = null) {
+  try {
+    return use();
+  } catch {
+    return otherwise;
+  }
+}
 
-  /** Use a key from now on, also when this tab loads the page again (but a frame may have no storage). */
+const Session = {
+  key: attempt(() => sessionStorage.getItem("nanoinfer-key")) ?? "",
+
+  /** Use a key from now on, also when this tab loads the page again. */
   use(key) {
     this.key = key;
-    try {
-      sessionStorage.setItem("nanoinfer-key", key);
-    } catch {}
+    attempt(() => sessionStorage.setItem("nanoinfer-key", key));
   },
 
-  /** fetch with the key. Throws a RefusedError for any status but 200. */
-  async fetch(path, options = {}) {
-    const headers = { ...options.headers, ...(Session.key && { Authorization: `Bearer ${Session.key}` }) };
-    const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch(refuse);
-    if (!response.ok) throw new RefusedError(response.status, await errorText(response));
-    return response;
-  },
-
-  async json(path) {
-    return (await Session.fetch(path)).json();
+  /** fetch with the key; with a `body`, it is posted as JSON. Throws a RefusedError for any status but 200. */
+  async fetch(path, { body, headers, signal } = {}) {
+    const posted = body && { method: "POST", body: JSON.stringify(body) };
+    const all = { ...headers, ...(body && { "Content-Type": "application/json" }), ...(this.key && { Authorization: `Bearer ${this.key}` }) };
+    const response = await fetch(path, { ...posted, headers: all, signal, cache: "no-store" }).catch(refuse);
+    if (response.ok) return response;
+    const told = response.json().then(({ error }) => error.message); // OpenAI's shape, if the server answers at all
+    throw new RefusedError(response.status, await told.catch(() => `the server answered with status ${response.status}`));
   },
 };
-
-try {
-  Session.key = sessionStorage.getItem("nanoinfer-key") ?? "";
-} catch {}
 
 class RefusedError extends Error {
   constructor(status, message) {
@@ -40,15 +41,6 @@ class RefusedError extends Error {
 /** Throw what has become of a connection, in words. */
 function refuse(error) {
   throw error.name === "AbortError" ? error : new RefusedError(0, `The server is gone: nothing answers at ${location.host}.`);
-}
-
-/** What the server says is wrong, in OpenAI's shape if it answers at all. */
-async function errorText(response) {
-  try {
-    return (await response.json()).error.message;
-  } catch {
-    return `the server answered with status ${response.status}`;
-  }
 }
 
 /** The events of a stream of this server, whose data is one line: one {event, data} after the other. */
