@@ -1,5 +1,6 @@
 """`python -m nanoinfer`."""
 
+import gc
 import sys
 
 
@@ -12,6 +13,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
+    finally:
+        gc.freeze()  # or Python, at its end, looks for half a second for garbage among all that is loaded
 
 
 if __name__ == "__main__":

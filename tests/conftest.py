@@ -1,7 +1,9 @@
 """What all tests share: how examples are drawn, what runs in one process, tiny random checkpoints, and their oracle."""
 
+import gc
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
     import transformers
     from selenium.webdriver import Chrome
 
+gc.disable()  # while files are imported, which takes a quarter less then
 # jsonschema takes this package if it is there (Jupyter installs it), and then compiles its grammar for seconds.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 pytest.register_assert_rewrite("tests.helpers")  # their asserts say as much as those of tests
 
 SLOW_MARK = "mark.slow"
+ALL_SLOW = re.compile(rf"^pytestmark = .*{SLOW_MARK}", re.MULTILINE)
 
 # In the quick and the slow tests examples are the same in every run; the soak draws them anew (--hypothesis-profile=soak).
 hypothesis.settings.register_profile(
@@ -81,10 +85,20 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`-m slow` does not even import the files in which no test is marked so, because that takes each process seconds."""
-    if config.option.markexpr == "slow" and collection_path.name.startswith("test_"):
-        return None if SLOW_MARK in collection_path.read_text() else True
-    return None
+    """`-m slow` does not even import the files in which no test is marked so, and the quick tests do not import those that
+    are marked so as a whole, because that takes each process seconds."""
+    chosen = config.option.markexpr
+    if chosen not in ("slow", "not slow and not soak") or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text()
+    return True if (SLOW_MARK not in text if chosen == "slow" else ALL_SLOW.search(text)) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """What has been imported is no garbage: no collection looks at it again, nor does Python when it ends."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -97,16 +97,21 @@ def press(page: "Chrome", *keys: str) -> None:
 @contextmanager
 def device(page: "Chrome", width: int, height: int, dark: bool = False, touch: bool = False) -> Iterator[None]:
     """The page on a screen of `width` × `height` CSS pixels."""
+    emulate(page, width, height, dark, touch)
+    try:
+        yield
+    finally:
+        _as_it_is(page)
+
+
+def emulate(page: "Chrome", width: int, height: int, dark: bool = False, touch: bool = False) -> None:
+    """As `device`, for all pages from now on until the test ends, which lays out each of them once less."""
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": touch})
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     drawn(page)
-    try:
-        yield
-    finally:
-        _as_it_is(page)
 
 
 def drawn(page: "Chrome") -> None:

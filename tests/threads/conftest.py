@@ -14,12 +14,10 @@ def _engine_threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _collections_are_quick() -> Iterator[None]:
+def _collections_are_quick() -> None:
     """They look only at what is newer than this, not at all that the tests of the session have loaded."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
