@@ -208,8 +208,11 @@ struct Vectors {
   private:
     template <int M, class Meanwhile>
     static void add(const T* x, long stride, long left, long steps, const float* words, float* out, bool fresh, Meanwhile& other) {
-        Floats sums[M][PANELS] = {};
-        if (!fresh) memcpy(sums, out, sizeof sums);
+        Floats sums[M][PANELS];
+#pragma GCC unroll 6
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) sums[m][p] = fresh ? Floats{} : load<Floats>(out + m * COLUMNS + p * LANES);
         auto add_word = [&](long k) __attribute__((always_inline)) {
             Floats column[PANELS];
 #pragma GCC unroll 4
@@ -230,6 +233,9 @@ struct Vectors {
         }
         if (steps)
             for (long k = 0; k < left; k += E::STEP) add_word(k);
-        memcpy(out, sums, sizeof sums);
+#pragma GCC unroll 6
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int p = 0; p < PANELS; p++) store(out + m * COLUMNS + p * LANES, sums[m][p]);
     }
 };
