@@ -18,8 +18,11 @@ def format_results(results: Results) -> str:
     described: set[str] = set()
     for model in results["models"]:
         lengths = [f"- {name}: {facts['description']}" for name, facts in model["workloads"].items()]
-        parts += [model_title(model), *main_tables(model), "\n".join(line for line in lengths if line not in described)]
+        remarks = [line for line in lengths if line not in described]
         described.update(lengths)
+        if used := [f"{each['name']} {each['instructions']}" for each in model["engines"] if "instructions" in each]:
+            remarks.append(f"- instructions of the products: {', '.join(used)}")
+        parts += [model_title(model), *main_tables(model), "\n".join(remarks)]
         parts += ["\n".join(failures(model)), details_table(model)]
     return "\n\n".join(part for part in [*parts, LEGEND] if part)
 

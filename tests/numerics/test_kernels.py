@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nanoinfer.model.kernels import Kernels, TorchKernels
+from nanoinfer.model.kernels.build import cpu_features
 from nanoinfer.model.kernels.cpp import CppKernels
 from nanoinfer.model.kernels.huge_pages import PAGE, HugePages
 from nanoinfer.model.layers.linear import LMHead
@@ -76,6 +77,14 @@ def test_activations_of_extreme_gates_neither_overflow_nor_lose_nan(
     assert got[:2].tolist() == [0.0, 0.0]
     assert torch.equal(got[3:6], gate[3:6])
     assert got[6].isnan()
+
+
+def test_the_instructions_that_products_use_are_the_processors(cpp: tuple[CppKernels, torch.dtype]):
+    kernels, dtype = cpp
+    flags = cpu_features().split()
+    of_bfloat16 = ["amx_bf16", "avx512_bf16"] if dtype is torch.bfloat16 else []
+    assert kernels.instructions in [*of_bfloat16, "avx512f", "avx2"]
+    assert kernels.instructions in flags
 
 
 def test_what_would_be_read_as_something_else_is_not_computed(cpp: tuple[CppKernels, torch.dtype]):

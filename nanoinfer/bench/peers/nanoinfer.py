@@ -18,6 +18,7 @@ class Peer:
 
         import nanoinfer
         from nanoinfer import LLM
+        from nanoinfer.model.kernels import selection_of
 
         torch.set_num_threads(threads)
         with tempfile.TemporaryDirectory() as folder:
@@ -28,6 +29,8 @@ class Peer:
         self.versions = {"nanoinfer": nanoinfer.__version__, "source": source_digest(), "torch": torch.__version__}
         if (device := self.llm.model.device).type != "cpu":
             self.versions["device"] = getattr(torch, device.type).get_device_name(device)
+        kernels = getattr(self.llm.model.model, "kernels", self.llm.model.model)
+        self.instructions = getattr(kernels, "instructions", f"none of its own (kernels: {selection_of(kernels).name})")
         self._index: dict[int, int] = {}  # request id → index
         self._emitted: dict[int, int] = {}  # index → tokens emitted
         self._cached: dict[int, int] = {}

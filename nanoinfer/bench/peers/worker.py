@@ -7,6 +7,7 @@ To measure another engine, write a peer file that defines `class Peer`:
     Peer(model, dtype, threads, **options)   load everything, so that nothing slow is left for the first request
     versions: dict[str, str]                 versions of the packages that matter, for the report
     prefix_cache: bool                       whether it reuses K/V of earlier requests
+    instructions: str                        optional: which of the processor's instructions its products use
     prepare(shared)                          optional, before a workload; `shared`: its prompts share a prefix
     add(index, prompt, new_tokens)           queue a request: token ids in, exactly `new_tokens` out, greedy, no end token;
                                              for `bench adapters` with `adapter`, a name from the option `adapters`
@@ -53,7 +54,8 @@ def main() -> None:
         peer = load_peer(Path(sys.argv[1]), json.loads(sys.argv[2]))
         seconds = time.perf_counter() - start
         versions = {"python": platform.python_version(), **peer.versions}
-        send({"versions": versions, "prefix_cache": peer.prefix_cache, "load_s": seconds})
+        about = {"versions": versions, "prefix_cache": peer.prefix_cache, "load_s": seconds}
+        send(about | ({"instructions": peer.instructions} if hasattr(peer, "instructions") else {}))
         for line in sys.stdin:
             send(_attempt(peer, json.loads(line)))
     except Exception as error:

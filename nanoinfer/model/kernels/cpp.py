@@ -1,5 +1,6 @@
 """CppKernels: kernels in C++. They loop over the data once, not several times, and results don't depend on the batch."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ class CppKernels:
         self.memory = HugePages()  # where packed weights lie
         self._columns, self._inputs = (int(library()[f"linear_{size}_{type_name}"]()) for size in ("columns", "inputs"))
         self._step = 4 // dtype.itemsize  # elements in a word
+        instructions = library()[f"instructions_{type_name}"]
+        instructions.restype = ctypes.c_char_p
+        self.instructions: str = instructions().decode()  # that products use: amx_bf16, avx512_bf16, avx512f or avx2
 
     @staticmethod
     def why_not(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -29,24 +29,21 @@
     EXPORT(dispatch_##type, dispatch<E>)                                                                               \
     EXPORT(combine_##type, combine<E>)                                                                                 \
     EXPORT(run_multi_step_##type, run_multi_step_of<E>)                                                                \
+    extern "C" const char* instructions_##type() { return instructions_of<E>(); }                                      \
     extern "C" long linear_columns_##type() { return columns_of<E>(); }                                                \
     extern "C" long linear_inputs_##type() { return inputs_of<E>(); }
 
 FOR_TYPE(Float32, float32)
-#if defined(__AVX512BF16__)
 FOR_TYPE(BFloat16, bfloat16)
-#endif
 #if defined(HAS_BYTES)
 EXPORT(int8_linear_float32, int8_linear<Float32>)
 EXPORT(int4_linear_float32, groups_linear<Float32, 4, false>)
 EXPORT(int4_minimum_linear_float32, groups_linear<Float32, 4, true>)
 EXPORT(int8_groups_linear_float32, groups_linear<Float32, 8, false>)
-#if defined(__AVX512BF16__)
 EXPORT(int8_linear_bfloat16, int8_linear<BFloat16>)
 EXPORT(int4_linear_bfloat16, groups_linear<BFloat16, 4, false>)
 EXPORT(int4_minimum_linear_bfloat16, groups_linear<BFloat16, 4, true>)
 EXPORT(int8_groups_linear_bfloat16, groups_linear<BFloat16, 8, false>)
-#endif
 #endif
 EXPORT(draw, draw_tokens<Float32>)
 EXPORT(gather_rows, gather)

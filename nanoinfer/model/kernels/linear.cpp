@@ -16,6 +16,18 @@ static auto with_unit(const Body& body) {
 template <class E> static long columns_of() { return with_unit<E>([](auto* unit) { return (long)unit->COLUMNS; }); }
 template <class E> static long inputs_of() { return with_unit<E>([](auto* unit) { return (long)unit->INPUTS; }); }
 
+// The instructions that multiply, as /proc/cpuinfo names them.
+template <class E>
+static const char* instructions_of() {
+    return with_unit<E>([](auto* unit) {
+        if (!std::is_same_v<decltype(unit), Vectors<E>*>) return "amx_bf16";
+#if defined(__AVX512BF16__)
+        if (E::STEP == 2) return "avx512_bf16";
+#endif
+        return LANES == 16 ? "avx512f" : "avx2";
+    });
+}
+
 // The product with as many groups as `out` results need.
 template <class E, class Finish>
 static void multiply(const typename E::T* x, const float* packed, long rows, long in, long out, const Finish& finish) {

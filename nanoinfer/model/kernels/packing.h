@@ -35,6 +35,8 @@ inline Floats words_of_floats(const Floats from[E::STEP]) {
     if constexpr (E::STEP == 1) return from[0];
 #if defined(__AVX512BF16__)
     else return alternate((__m512i)_mm512_cvtne2ps_pbh(from[1], from[0]));
+#else
+    else return E::words_of(E::rounded(from[0]), E::rounded(from[1]));
 #endif
 }
 
@@ -44,6 +46,8 @@ inline void store_two(typename E::T* to, Floats first, Floats second) {
     if constexpr (E::STEP == 1) store(to, first), store(to + LANES, second);
 #if defined(__AVX512BF16__)
     else store(to, _mm512_cvtne2ps_pbh(second, first));
+#else
+    else E::put(to, first), E::put(to + LANES, second);
 #endif
 }
 
@@ -71,6 +75,8 @@ inline Floats words_of_rows(const typename E::T* const rows[E::STEP]) {
     if constexpr (E::STEP == 1) return load<Floats>(rows[0]);
 #if defined(__AVX512BF16__)
     else return alternate(_mm512_inserti64x4(_mm512_castsi256_si512(load<__m256i>(rows[0])), load<__m256i>(rows[1]), 1));
+#else
+    else return E::words_of(E::get(rows[0]), E::get(rows[1]));
 #endif
 }
 

@@ -78,6 +78,47 @@ struct BFloat16 {
         return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)others);
     }
 };
+#else
+// Without instructions for bfloat16: an element is the upper half of a float, and a word becomes two floats.
+struct BFloat16 {
+    typedef uint16_t T;
+    static constexpr int STEP = 2;
+    static constexpr int32_t UPPER = 0xffff0000;
+    static Floats get(const T* from) {
+#if defined(__AVX512F__)
+        return lower_as_float((Floats)_mm512_cvtepu16_epi32(load<__m256i>(from)));
+#else
+        return lower_as_float((Floats)_mm256_cvtepu16_epi32(load<__m128i>(from)));
+#endif
+    }
+    static void put(T* to, Floats v) {
+        typedef T Elements __attribute__((vector_size(LANES * sizeof(T))));
+        store(to, __builtin_convertvector((Ints)rounded(v) >> 16, Elements));
+    }
+    static float get1(T x) { uint32_t bits = (uint32_t)x << 16; float f; memcpy(&f, &bits, 4); return f; }
+    static T put1(float x) { T all[LANES]; put(all, x - Floats{}); return all[0]; }
+    static Floats multiply_add(Floats sum, Floats words, const T* x) {
+        Ints word = load<int32_t>(x) - Ints{};
+        asm("" : "+v"(word));  // or g++ makes its two floats one by one, outside the vectors' registers
+        return multiply_add(sum, words, (Floats)word);
+    }
+    static Floats multiply_add(Floats sum, Floats words, Floats others) {
+        Floats lower = lower_as_float(words) * lower_as_float(others);  // exact; a sum waits for one operation, not for two
+        return sum + ::multiply_add(upper_as_float(words), upper_as_float(others), lower);
+    }
+
+    // The nearest floats whose lower halves are 0, of two equally near ones the even one. NaN stays NaN.
+    static Floats rounded(Floats v) {
+        Ints bits = (Ints)v, nearest = bits + 0x7fff + (bits >> 16 & 1);
+        return (Floats)((v == v ? nearest : bits | 0x400000) & UPPER);
+    }
+    // Words of two elements each, which are floats as `rounded` makes them.
+    static Floats words_of(Floats lower, Floats upper) { return (Floats)((Ints)lower >> 16 & ~UPPER | (Ints)upper); }
+
+  private:
+    static Floats lower_as_float(Floats words) { return (Floats)((Ints)words << 16); }
+    static Floats upper_as_float(Floats words) { return (Floats)((Ints)words & UPPER); }
+};
 #endif
 
 // The first `n` of LANES elements are loaded, the others are 0; or they are stored, and the others are left alone.

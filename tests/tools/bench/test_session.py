@@ -250,6 +250,7 @@ def test_nanoinfer_and_transformers_measured_for_real(
     assert runs["single", "transformers"]["same_requests"] == [1, 1], "an independent engine, the same tokens"
     assert runs["shared-cached", "nanoinfer"]["cached_tokens"] == 16 * 227, "512 of 576 tokens, in a context of 256"
     assert runs["shared-cached", "transformers"]["skipped"]
+    assert "- instructions of the products: nanoinfer " in printed
     assert format_results(results).rstrip() == printed.rstrip()
     assert main(["bench", "table", str(file)]) == 0
     assert capsys.readouterr().out == printed
