@@ -110,21 +110,3 @@ def test_tokens_and_log_probabilities_are_those_of_requests_that_never_gave_way(
         assert {output.cached_tokens for output in got} == {0}
     stats = llm.engine.stats()
     assert (stats.prompt_tokens, stats.output_tokens) == (80, 96), "a request is admitted for the first time once"
-
-
-def test_text_and_stop_strings_go_on_across_a_retraction() -> None:
-    def texts(**options: Any) -> tuple[list[str], int]:
-        llm = LLM("story", **options)
-        prompts = ["Once upon a time, there was", "The dog saw a", "Lily and Tom went to"]
-        sampling = [
-            SamplingParams(max_new_tokens=40, temperature=0),
-            SamplingParams(max_new_tokens=40, seed=1, stop=[".", "zzz"], min_new_tokens=12),
-            SamplingParams(max_new_tokens=40, seed=2, n=2),
-        ]
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        return [one.text for out in outputs for one in out.outputs], llm.engine.stats().retractions
-
-    wanted, none = texts(schedule_conservativeness=11.0)
-    got, some = texts(max_total_tokens=72, schedule_conservativeness=GAMBLE)
-    assert none == 0 < some
-    assert got == wanted

@@ -90,20 +90,6 @@ def test_a_storage_from_outside_serves_an_engine(options: dict[str, object]) -> 
     assert tokens == served(None, attention_backend="torch_native")[1]
 
 
-def test_what_is_written_to_the_plain_storage_is_read_bit_for_bit() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        pool = TokenToKVPool(16, dtype, 2, 8, 3)
-        keys, values = torch.randn(2, 4, 2, 8).to(dtype)
-        slots = torch.tensor([[9, 1], [4, 12]])
-        pool.set_kv_buffer(2, slots.flatten(), keys, values)
-        read = pool.read(2, slots)
-        assert torch.equal(read[0], keys.view(2, 2, 2, 8))
-        assert torch.equal(read[1], values.view(2, 2, 2, 8))
-        assert torch.equal(pool.read(2, slice(4, 5))[0], keys[2:3])
-        assert torch.equal(pool.get_key_buffer(2)[slots], read[0])
-        assert not pool.read(0, slots)[0].any()
-
-
 def test_the_pool_is_as_large_as_the_storage_lets_memory_hold(monkeypatch: pytest.MonkeyPatch, story: LLM) -> None:
     plain, small = story.model.kv_bytes_per_token(), story.model.kv_bytes_per_token("int8")
     assert plain == story.model.config.kv_bytes_per_token(story.model.dtype)

@@ -104,8 +104,3 @@ def test_a_kind_may_leave_layers_as_they_are(monkeypatch: pytest.MonkeyPatch, ch
     network = load_model(checkpoint("llama"), quantization="body").model
     assert isinstance(network.lm_head.weights, DenseWeights)
     assert len(RoundedWeights.made) == 3 * 4
-
-
-def test_an_unknown_kind_is_refused_before_the_model_is_looked_for(made: list[str]) -> None:
-    with pytest.raises(ValueError, match="quantization='int3': must be one of None, int8, int4, rounded"):
-        LLM("no/such-model", quantization="int3")

@@ -107,15 +107,6 @@ def test_what_has_left_for_host_memory_is_exported_too(model: LoadedModel) -> No
     assert bits(third) == in_pool[:32]
 
 
-def test_a_longer_prefix_continues_a_shorter_one(model: LoadedModel) -> None:
-    first, second = small_llm(model), small_llm(model)
-    prefilled(first)
-    assert second.import_prefix(first.export_prefix(PROMPT[:20])) == 20
-    assert second.import_prefix(first.export_prefix(PROMPT)) == 45
-    assert second.engine.radix_cache.total_size() == 45
-    assert bits(second) == bits(first)
-
-
 def test_an_adapter_is_known_by_its_content_and_keys_stay_apart(tmp_path: Path, model: LoadedModel) -> None:
     one, two = (save_adapter(tmp_path / name, model.model, seed) for seed, name in enumerate(("one", "two")))
     first, second = small_llm(model, adapters={"a": one}), small_llm(model, adapters={"b": two, "c": one})

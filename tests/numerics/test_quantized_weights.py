@@ -9,9 +9,7 @@ import torch
 
 from nanoinfer import LLM, SamplingParams
 from nanoinfer.model.kernels import TorchKernels
-from nanoinfer.model.kernels.program import Program
 from nanoinfer.model.kernels.select import Selection
-from nanoinfer.model.layers import int8_weights
 from nanoinfer.model.layers.int4_weights import Int4Weights, quantize
 from nanoinfer.model.layers.int8_weights import Int8Weights
 from nanoinfer.model.layers.linear import Linear, quantization_of, weight_bytes
@@ -67,11 +65,6 @@ def in_numpy(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
         q, scale = whole(activations[:, start : start + 128])
         sums += (q @ w[:, start : start + 128].T).astype(np.float32) * scale
     return sums * column_scale.T + (0 if bias is None else bias.float().numpy())
-
-
-def test_int8_turns_by_a_hadamard_matrix() -> None:
-    matrix = [[(-1.0) ** (row & column).bit_count() for column in range(64)] for row in range(64)]
-    assert torch.equal(int8_weights.turned(torch.eye(64)), torch.tensor(matrix))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -211,21 +204,6 @@ def test_a_row_that_is_not_finite_is_nan_alone_and_zeros_give_the_bias(kind: str
         others = [row for row in range(20) if row not in (3, 4, 7, 19)]
         assert torch.allclose(got[others], clean[others], rtol=1e-4, atol=1e-4)
     assert torch.equal(weights.multiply(x)[others], clean[others])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_product_can_be_recorded_and_made_again(kind: str) -> None:
-    weights = KINDS[kind](*layer(96, 40, torch.float32), need_cpp(torch.float32), "it")
-    x = activations(4, 96, torch.float32)
-    program = Program.record(lambda: (weights.multiply(x),))  # nothing but kernels: else it could not be recorded
-    assert [called.name for called, _ in program.calls] == [
-        {"int8": "int8_linear", "int4": "int4_minimum_linear"}[kind]
-    ]
-    x.mul_(-3)
-    wanted = weights.multiply(x)
-    program.replay()
-    (y,) = program.outputs
-    assert torch.equal(y, wanted)
 
 
 # --- in the engine --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.helpers.random_grammars import random_schema
 from tests.unit.requests.test_call_formats import FORMATS
 from tests.unit.requests.test_tool_calls import calls_of, read, text_of
 
-SEEDS = 16  # of each format, which has its own
+SEEDS = 10  # of each format, which has its own
 
 
 def parameters(rng: np.random.Generator) -> dict[str, Any]:

@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 
 from nanoinfer.ascend.draft_tree import DraftTree, keep_accepted, tree_inputs
 from nanoinfer.ascend.generator import GeneratorTorch
-from tests.helpers.paged import Caller
+from tests.helpers.paged import Caller, close
 
 OPTIONS: dict[str, dict[str, object]] = {"llama": {}, "gemma3": {}, "mistral": {"sliding_window": 5}}
 VOCAB_SIZE = 320
-
-
-def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 def paths_to_root(parents: list[int]) -> list[list[int]]:

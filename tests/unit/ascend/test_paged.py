@@ -187,16 +187,6 @@ def test_a_prefill_that_writes_nothing_needs_no_blocks(
     assert not any(tensor.any() for tensor in caller.snapshot())
 
 
-def test_a_decode_token_with_slot_minus_one_can_be_decoded_again(generator: GeneratorTorch) -> None:
-    caller = Caller(generator, 8, 4)
-    caller.prefill({0: PROMPTS[0], 1: PROMPTS[1]})
-    before = caller.snapshot()
-    arguments = caller.arguments({0: [9], 1: [8]}, False)
-    logits = generator.forward_tensor(**{**arguments, "slots": torch.tensor([-1, -1])})
-    assert all(torch.equal(a, b) for a, b in zip(before, caller.snapshot(), strict=True))
-    close(caller.decode({0: [9], 1: [8]}), logits)
-
-
 @pytest.mark.parametrize("length", [0, 1, 9])
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_padding_rows_change_nothing(

@@ -51,12 +51,6 @@ def test_what_another_process_writes_and_removes_is_noticed(tmp_path: Path) -> N
     assert len(two.file_of) == 3
 
 
-def test_another_fingerprint_finds_nothing(tmp_path: Path) -> None:
-    put(open_files(tmp_path), TOKENS)
-    assert open_files(tmp_path, "b" * 64).sizes == {}
-    assert hit(open_files(tmp_path), TOKENS) == 12, "and does no harm"
-
-
 def test_a_file_is_what_safetensors_reads(tmp_path: Path) -> None:
     put(open_files(tmp_path), TOKENS, start=8, namespace=b"n")
     (path,) = kv_files(tmp_path)

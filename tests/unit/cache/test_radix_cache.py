@@ -1,4 +1,4 @@
-"""The radix cache, on small trees: what is inserted is found, in whole pages, under its key."""
+"""The radix cache, on small trees: the forms that tokens may have, what is refused, and which nodes grow."""
 
 from collections.abc import Callable
 from typing import Any

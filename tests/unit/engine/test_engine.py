@@ -1,11 +1,9 @@
 """Engine: requests in, tokens out. Mostly over a model that counts, so that every token is known beforehand."""
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from nanoinfer import InvalidRequestError, SamplingParams
 from tests.helpers.engines import assert_all_free, finish, greedy, make_engine, serve, step
@@ -30,25 +28,6 @@ def test_one_request_gives_one_token_a_step() -> None:
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        (65, 66, 67),
-        range(65, 68),
-        np.array([65, 66, 67], dtype=np.uint8),
-        torch.tensor([65, 66, 67], dtype=torch.int32),
-        [np.int64(65), np.int16(66), 67],
-        "ABC",
-    ],
-    ids=lambda prompt: type(prompt).__name__,
-)
-def test_any_sequence_of_integers_or_text_is_a_prompt(prompt: Any) -> None:
-    (output,) = serve(make_engine(), prompt)
-    assert output.prompt_token_ids == [65, 66, 67]
-    assert output.token_ids == [68, 69, 70, 71]
-    assert output.text == "DEFG"
-
-
 def test_the_prompt_may_change_after_it_was_added() -> None:
     engine, prompt = make_engine(), np.array([5, 6, 7])
     rid = engine.add_request(prompt, greedy())
@@ -62,26 +41,6 @@ def test_params_default_to_the_default_params() -> None:
         engine.add_request([5])
     with pytest.raises(InvalidRequestError, match="max_new_tokens=128"):
         engine.add_request([5], None)
-
-
-def test_requests_join_and_leave_between_steps() -> None:
-    engine = make_engine()
-    first = engine.add_request([10], greedy(5))
-    assert step(engine).keys() == {first}
-    second = engine.add_request([50, 51], greedy(2))
-    third = engine.add_request([90], greedy(1))
-    joined = step(engine)  # an EXTEND of the new ones
-    assert joined.keys() == {second, third}
-    assert joined[third].finish_reason == "length"
-    both = step(engine)
-    assert both.keys() == {first, second}
-    assert both[second].token_ids == [52, 53]
-    assert both[second].finished
-    fourth = engine.add_request([70], greedy(2))
-    last = finish(engine)
-    assert last[first].token_ids == [11, 12, 13, 14, 15]
-    assert last[fourth].token_ids == [71, 72]
-    assert_all_free(engine)
 
 
 def test_earlier_outputs_do_not_change_with_later_steps() -> None:
@@ -100,47 +59,6 @@ def test_earlier_outputs_do_not_change_with_later_steps() -> None:
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_second_request_reuses_prompt_and_output_of_the_first(page_size: int) -> None:
-    """The last sampled token has no K/V, so 10 + 7 - 1 tokens are there; of an equal prompt one is computed anew."""
-    engine = make_engine(page_size=page_size)
-    prompt = list(range(10))
-    (first,) = serve(engine, prompt, max_new_tokens=7)
-    assert first.cached_tokens == 0
-    (longer,) = serve(engine, prompt + first.token_ids + [3, 4], max_new_tokens=2)
-    assert longer.cached_tokens == 16
-    (equal,) = serve(engine, prompt, max_new_tokens=7)
-    assert equal.cached_tokens == 9 - 9 % page_size
-    assert equal.token_ids == first.token_ids
-    assert_all_free(engine)
-
-
-@pytest.mark.parametrize("page_size", [1, 4])
-def test_a_request_reuses_the_prompt_of_one_that_still_runs(page_size: int) -> None:
-    engine = make_engine(page_size=page_size)
-    prompt = list(range(9))
-    first = engine.add_request(prompt, greedy(8))
-    step(engine)
-    second = engine.add_request([*prompt, 40], greedy(2))
-    assert step(engine)[second].cached_tokens == 9 - 9 % page_size
-    last = finish(engine)
-    assert last[first].token_ids == [*range(9, 17)]
-    assert last[second].token_ids == [41, 42]
-    assert_all_free(engine)
-
-
-def test_requests_with_different_extra_keys_share_nothing() -> None:
-    engine, prompt = make_engine(), list(range(9))
-
-    def cached(extra_key: Any) -> int:
-        rid = engine.add_request(prompt, greedy(), extra_key=extra_key)
-        return finish(engine)[rid].cached_tokens
-
-    assert [cached(key) for key in ("lora", None, "other", ("lora", 1))] == [0, 0, 0, 0]
-    assert [cached(key) for key in ("lora", None, "other", ("lora", 1))] == [8, 8, 8, 8]
-    assert_all_free(engine)
 
 
 def test_flush_keeps_what_running_requests_rely_on() -> None:

@@ -66,15 +66,6 @@ def test_of_n_completions_those_end_that_have_not_yet() -> None:
     assert not engine.has_unfinished()
 
 
-def test_a_request_that_ends_in_time_is_not_touched_by_its_deadline() -> None:
-    engine, clock = with_clock()
-    rid = engine.add_request([5], greedy(2), timeout_s=5)
-    assert finish(engine)[rid].finish_reason == "length"
-    clock.now += 100
-    assert engine.step() == []
-    assert (engine.stats().timed_out, engine.stats().finished) == (0, 1)
-
-
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, True, "5"])
 def test_a_timeout_that_is_none_is_refused_by_name(timeout_s: Any) -> None:
     engine = make_engine()

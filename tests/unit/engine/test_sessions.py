@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from nanoinfer import LLM, InvalidRequestError, SamplingParams
+from nanoinfer import LLM, SamplingParams
 from nanoinfer.sessions.inference import InferenceEngine, InferenceSession, KVAccount
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
 from tests.helpers.checkpoints import greedy
@@ -219,13 +219,6 @@ def test_the_account_of_a_padded_step(engine: InferenceEngine) -> None:
         decode_bytes_used=(4 + 8) * kv,
         decode_bytes_padding=(8 - 4) * kv,
     )
-
-
-def test_a_model_loaded_for_a_short_context_keeps_to_it(checkpoint: Checkpoint) -> None:
-    engine = InferenceEngine(LLM(checkpoint("llama"), max_context_len=32, max_total_tokens=64).model)
-    with pytest.raises(InvalidRequestError, match="max_context_len=32"):
-        engine.generate([1] * 20, 13)
-    assert len(engine.generate([1] * 20, 12, **GREEDY)) == 12
 
 
 @pytest.mark.parametrize(

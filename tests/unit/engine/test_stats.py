@@ -81,17 +81,6 @@ def test_times_are_those_of_the_engines_clock() -> None:
     assert stats.tokens_per_second == 6 / 7
 
 
-def test_what_a_retracted_request_finds_of_itself_is_no_hit() -> None:
-    engine = make_engine(slots=20, schedule_conservativeness=0.001)
-    for base in (5, 50):
-        engine.add_request([base] * 6, greedy(10))
-    while engine.has_unfinished():
-        step(engine)
-    stats = engine.stats()
-    assert stats.retractions > 0
-    assert (stats.prompt_tokens, stats.cached_tokens) == (12, 0)
-
-
 def test_times_of_several_completions_are_to_the_first_token_of_any_and_to_the_end_of_all() -> None:
     """One runs at a time, one second per step: their tokens come after 1, 2 and 3, 4 and 5, 6 seconds."""
     clock = Clock()

@@ -24,7 +24,7 @@ def module_with(shared: ModuleType, **changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(shared), **changed})
 
 
-SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 128}
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 128}
 KINDS = [(None, "torch"), (None, "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "torch"), ("int4", "torch")]
 
 
@@ -54,7 +54,7 @@ def test_every_bit_of_every_tensor_counts(quantization: str | None, kernels: str
     right = weights_digest(model.model)
     assert weights_digest(make(quantization=quantization, kernels=kernels).model) == right
     tensors = tensors_of(model)
-    assert len(tensors) >= 2 * 6 + 2  # the norms, the four products of each layer, and the embedding
+    assert len(tensors) >= 6 + 2  # the norms and the four products of the layer, the last norm, and the embedding
     for tensor in tensors:
         for place in (0, -1):
             byte = tensor.detach().view(-1).view(torch.uint8)

@@ -24,7 +24,7 @@ from nanoinfer.model.model_runner import ModelRunner
 from nanoinfer.registry import ATTENTION_BACKENDS
 from nanoinfer.sessions.inference import InferenceEngine
 from nanoinfer.sessions.offline_scheduler import OfflineScheduler
-from tests.helpers.paged import Caller
+from tests.helpers.paged import Caller, close
 
 Checkpoint = Callable[..., Path]
 Oracle = Callable[[Path], transformers.PreTrainedModel]
@@ -32,10 +32,6 @@ Oracle = Callable[[Path], transformers.PreTrainedModel]
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [300, 2, 17], [42])
 NEW = 5
 LAST = torch.tensor([len(prompt) for prompt in PROMPTS]).cumsum(0) - 1
-
-
-def close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
 def engine_tokens(llm: LLM) -> list[list[int]]:

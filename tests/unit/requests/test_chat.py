@@ -4,9 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from nanoinfer.model.loader import resolve_model_path
 from nanoinfer.requests.chat import render_chat
 from tests.helpers.chats import CHAT, PARTS, THINKING
 from tests.helpers.texts import TOKENIZER
@@ -189,35 +187,3 @@ def test_the_template_that_fails_is_named(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(ValueError, match=message):
         render_chat(tokenizer, CHAT, None if given is None else {"chat_template": given})
-
-
-# --- as tokens -------------------------------------------------------------------------------------------------------
-
-
-def test_a_chat_is_encoded_as_by_transformers() -> None:
-    messages = [
-        {"role": "user", "content": "Hi! 😀"},
-        {"role": "assistant", "content": "Hello."},
-        {"role": "user", "content": "1 + 2?"},
-    ]
-    wanted = AutoTokenizer.from_pretrained(resolve_model_path("story")).apply_chat_template(
-        messages, add_generation_prompt=True
-    )["input_ids"]
-    assert TOKENIZER.encode_chat(messages) == wanted
-    assert TOKENIZER.encode_chat(tuple(messages)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("messages", "named"),
-    [
-        ([], "at least one"),
-        ("hello", r"messages\[0\]"),
-        ([{"role": "user", "content": "a"}, {"role": "assistant"}], r"messages\[1\].*content"),
-        ([{"content": "a"}], r"messages\[0\].*role"),
-        ([{"role": "wizard", "content": "a"}], "template refuses.*wizard"),
-        ([[{"role": "user", "content": "a"}]], r"^messages\[0\]: must be a message, .*one conversation at a time$"),
-    ],
-)
-def test_a_chat_that_cannot_be_encoded_is_refused(messages: Any, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        TOKENIZER.encode_chat(messages)

@@ -162,7 +162,7 @@ class Watched(Tokenizer):
 def test_stray_bytes_come_out_as_they_come_in_and_cost_the_decoding_of_a_few(
     make: Callable[[], Tokenizer], stray: list[int]
 ) -> None:
-    tokenizer, count = Watched(make()), 32_000
+    tokenizer, count = Watched(make()), 4_000
     ids = stray * (count // len(stray))
     detokenizer, held, out = IncrementalDetokenizer(tokenizer), 0, []
     for i, token in enumerate(ids):
@@ -194,31 +194,6 @@ def test_half_a_character_after_a_stop_string_is_not_flushed() -> None:
     detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["END"])
     assert "".join(detokenizer.add(token) for token in encode("aEND😀")[:-1]) == "a"
     assert detokenizer.flush() == ""
-
-
-def test_a_stop_string_of_several_bytes_is_found_across_its_bytes() -> None:
-    detokenizer = IncrementalDetokenizer(TOKENIZER, stop=["中😀"])
-    assert "".join(detokenizer.add(token) for token in encode("a中中😀b")) == "a中"
-    assert detokenizer.stopped
-
-
-def test_the_prompt_is_not_looked_at_for_stop_strings() -> None:
-    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "END", "D"]), context=[1, 0], stop=["END"])
-    assert detokenizer.add(2) == "D"
-    assert not detokenizer.stopped
-
-
-def test_stop_strings_are_plain_text_while_they_are_not_looked_for() -> None:
-    detokenizer = IncrementalDetokenizer(PieceTokenizer(["END", "EN", "D", "END"]), stop=["END"])
-    assert [detokenizer.add(token, look_for_stop=False) for token in (0, 1)] == ["END", "EN"]
-    assert [detokenizer.add(token) for token in (2, 3)] == ["D", ""]
-    assert detokenizer.stopped
-
-
-def test_text_held_back_is_released_when_stops_are_no_longer_looked_for() -> None:
-    detokenizer = IncrementalDetokenizer(PieceTokenizer(["EN", "D"]), stop=["END"])
-    assert detokenizer.add(0) == ""
-    assert detokenizer.add(1, look_for_stop=False) == "END"
 
 
 # --- prompts -------------------------------------------------------------------------------------------------------

@@ -73,17 +73,6 @@ def test_what_it_does_to_its_arguments_has_no_effect() -> None:
     assert (output.prompt_token_ids, output.token_ids) == ([5, 6], [7, 8, 9])
 
 
-def test_log_probabilities_stay_the_models() -> None:
-    engine = make_engine()
-    params = [
-        SamplingParams(max_new_tokens=1, temperature=0, logprobs=1, logits_processors=processors)
-        for processors in ((), (lambda ids, logits: logits * 0.5,))
-    ]
-    rids = [engine.add_request([5], each) for each in params]
-    last = finish(engine)
-    assert last[rids[0]].logprobs == last[rids[1]].logprobs
-
-
 NO_CHOICE: dict[str, object] = {
     "too short": torch.zeros(V - 1),
     "two dimensions": torch.zeros(1, V),

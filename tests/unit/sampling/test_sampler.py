@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from nanoinfer import SamplingParams
-from nanoinfer.requests.seeds import uniform
 from nanoinfer.sampling.filters import FILTERS, Filter, keep_likely
 from nanoinfer.sampling.sampler import Sampler
 from tests.helpers.draws import (
     GRID,
     OUTPUT,
-    STOPS,
     V,
     assert_drawn_like,
     counts_of_draws,
@@ -71,12 +69,6 @@ def test_greedy_takes_the_best_token_after_bias_and_penalties() -> None:
     assert wanted != logits.argmax(dim=-1).tolist()  # or the parameters had no say
 
 
-def test_greedy_ignores_what_only_shapes_the_draw() -> None:
-    logits = make_logits(8)
-    reqs = [make_req(temperature=0, top_k=3, top_p=0.1, min_p=0.9, seed=seed) for seed in range(8)]
-    assert torch.equal(Sampler().sample(logits, reqs), logits.argmax(dim=-1))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_alone_and_in_any_batch(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(2)
@@ -101,29 +93,6 @@ def test_logits_are_not_changed() -> None:
     tokens = Sampler().sample(logits, reqs)
     Sampler().logprobs(logits, tokens, reqs)
     assert torch.equal(logits, before)
-
-
-def test_a_request_without_output_yet_has_nothing_to_penalise(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = make_logits()[0]
-    req = make_req(output=(), frequency_penalty=2.0, presence_penalty=2.0)
-    assert_drawn_like(counts_of_draws(monkeypatch, logits, req), logits)
-
-
-def test_repetition_penalty_counts_a_token_once_and_prompt_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = make_logits()[0]
-    once = make_req(prompt=(9, 31), output=(5,), repetition_penalty=1.7)
-    often = make_req(prompt=(9, 9, 9, 31, 31), output=(5, 5, 9), repetition_penalty=1.7)
-    assert_drawn_like(counts_of_draws(monkeypatch, logits, often), expected_scores(logits, once))
-
-
-def test_stop_tokens_cannot_be_drawn_before_min_new_tokens() -> None:
-    logits = torch.zeros(1, V)
-    logits[0, [2, 7]] = 50.0
-    sampler = Sampler()
-    for temperature in (0.0, 1.0):
-        for num_output in range(6):
-            req = make_req(output=[1] * num_output, temperature=temperature, min_new_tokens=3)
-            assert (int(sampler.sample(logits, [req])[0]) in STOPS) == (num_output >= 3)
 
 
 # --- numbers at the edge ---------------------------------------------------------------------------------------------
@@ -183,12 +152,6 @@ def test_a_forbidden_token_is_neither_drawn_nor_chosen(monkeypatch: pytest.Monke
         assert int(Sampler().sample(logits[None], [greedy])[0]) != best
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e10])
-def test_the_largest_bias_decides(temperature: float) -> None:
-    fields: dict[str, Any] = {"temperature": temperature, "logit_bias": {5: 1e20, 6: -1e20}}
-    assert int(Sampler().sample(make_logits(), [make_req(**fields)])[0]) == 5
-
-
 @pytest.mark.parametrize("penalty", [1e-9, 1e9])
 def test_an_extreme_repetition_penalty_still_draws_a_token(monkeypatch: pytest.MonkeyPatch, penalty: float) -> None:
     for prompt in ((3,), range(V)):  # some tokens penalised, all tokens penalised
@@ -214,31 +177,6 @@ def test_the_steps_of_one_seed_follow_the_distribution() -> None:
         reqs.append(req)
     counts = np.bincount(Sampler().sample(logits.expand(4000, -1), reqs).numpy(), minlength=V)
     assert chi_square(counts, 4000 * logits.double().softmax(-1).numpy()) < 90  # 39 degrees of freedom: p < 1e-5
-
-
-def test_neighbouring_seeds_follow_the_distribution() -> None:
-    logits = make_logits(spread=1.0)[0]
-    reqs = [make_req(seed=seed) for seed in range(4000)]
-    counts = np.bincount(Sampler().sample(logits.expand(4000, -1), reqs).numpy(), minlength=V)
-    assert chi_square(counts, 4000 * logits.double().softmax(-1).numpy()) < 90
-
-
-@pytest.mark.parametrize(
-    ("seeds", "indices"),
-    [
-        (np.full(8000, 5), np.arange(8000)),
-        (np.full(8000, 2**64 - 1, dtype=np.uint64), np.arange(8000)),
-        (np.arange(8000), np.zeros(8000, dtype=int)),
-        (np.arange(8000), np.arange(8000)),
-    ],
-)
-def test_uniform_fills_the_unit_square_evenly(seeds: np.ndarray, indices: np.ndarray) -> None:
-    """Pairs of successive numbers: neither uneven nor correlated."""
-    numbers = uniform(seeds.tolist(), indices.tolist())
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    counts, _, _ = np.histogram2d(numbers[:-1], numbers[1:], bins=8, range=[[0, 1], [0, 1]])
-    assert chi_square(counts.ravel(), np.full(64, 7999 / 64)) < 125  # 63 degrees of freedom: p < 1e-5
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------
@@ -300,14 +238,6 @@ def test_a_filter_is_off_by_default_and_seen_when_it_is_on(each: Filter) -> None
     assert kept[0].isfinite().all()
     assert not kept[1].isfinite().all()
     assert kept[1].argmax() == SCORES[1].argmax(), "the likeliest token always stays"
-
-
-def test_filters_apply_in_the_order_of_the_table_to_what_the_one_before_has_left() -> None:
-    params = SamplingParams(top_k=3, top_p=0.5, temperature=0.5)
-    one = keep_likely(SCORES[1:], [params])
-    expected = FILTERS[1].keep(FILTERS[0].keep((SCORES[1:] - 3.0) / 0.5, torch.tensor([[3.0]])), torch.tensor([[0.5]]))
-    assert torch.equal(one, expected)
-    assert [each.name for each in FILTERS] == ["top_k", "top_p", "min_p"]
 
 
 @pytest.mark.parametrize("k", [4, 5, 2**40, 2**63 - 1, 10**400])

@@ -34,16 +34,6 @@ def test_admission_counts_the_others_of_the_same_pass(max_new_tokens: int, fits:
     server.run()
 
 
-def test_what_does_not_fit_waits_and_is_served_when_there_is_room() -> None:
-    server = FakeServer(max_total_tokens=20)
-    first, second = server.add(A[:6], max_new_tokens=5), server.add(B[:6], max_new_tokens=6)
-    history = list(passes(server))
-    assert history[:5] == [(EXTEND, [first]), *[(DECODE, [first])] * 4]
-    assert history[5:] == [(EXTEND, [second]), *[(DECODE, [second])] * 5]
-    assert_as_expected(server, first, second)
-    server.check_all_free()
-
-
 def test_cached_tokens_that_nobody_uses_count_as_room_and_are_evicted_when_it_is_needed() -> None:
     server = FakeServer(max_total_tokens=20)
     server.serve(A[:6], max_new_tokens=5)

@@ -46,10 +46,28 @@ def test_a_long_prompt_is_extended_in_pieces_between_decode_passes_of_the_others
     s.check_all_free()
 
 
-def test_with_nobody_to_decode_the_pieces_follow_one_another() -> None:
-    s = server(chunked_prefill_size=10)
-    s.add(B[:25], max_new_tokens=2)
-    assert passes(s) == [("EXTEND", [10]), ("EXTEND", [10]), ("EXTEND", [5]), ("DECODE", [1])]
+@pytest.mark.parametrize(
+    ("fields", "prompts", "first_passes"),
+    [  # prompts that come together, which get two tokens each; the new tokens of each request in the first passes
+        ({"chunked_prefill_size": 10}, [B[:25]], [[10], [10], [5]]),
+        ({"chunked_prefill_size": 10}, [A[:14], B[:3], C[:9]], [[10], [4, 3, 3], [1, 1]]),
+        # Of the 8 tokens a pass may extend, the long prompt's last 4 leave 4: for three of the newcomers' five.
+        ({"chunked_prefill_size": 10, "max_prefill_tokens": 8}, [A[:14], B[:3], C[:2]], [[10], [4, 3], [2]]),
+        ({"page_size": 4, "chunked_prefill_size": 4}, [A[:13]], [[4], [4], [4], [1]]),  # it is cut at page borders
+        ({"page_size": 4, "chunked_prefill_size": 7}, [A[:13]], [[4], [4], [5]]),
+        ({"page_size": 4, "chunked_prefill_size": 9}, [A[:13]], [[8], [5]]),
+        # Whole pages leave 3 of the 7 tokens, which the second prompt would fit into: but the first is the last.
+        ({"page_size": 4, "chunked_prefill_size": 7}, [A[:9], B[:2]], [[4], [5, 2]]),
+        ({"chunked_prefill_size": None}, [A], [[100], [1]]),
+    ],
+    ids=str,
+)
+def test_what_each_pass_extends(fields: dict[str, Any], prompts: list[range], first_passes: list[list[int]]) -> None:
+    s = server(**fields)
+    reqs = [s.add(prompt, max_new_tokens=2) for prompt in prompts]
+    assert [new for _, new in passes(s)][: len(first_passes)] == first_passes
+    assert_as_expected(s, *reqs)
+    s.check_all_free()
 
 
 def test_between_two_tokens_of_a_running_request_no_more_prompt_tokens_are_computed_than_allowed() -> None:
@@ -68,22 +86,6 @@ def test_between_two_tokens_of_a_running_request_no_more_prompt_tokens_are_compu
     assert sum(since_decode) == 3 + 103
 
 
-def test_the_last_piece_shares_its_pass_with_those_who_come_next() -> None:
-    s = server(chunked_prefill_size=10)
-    s.add(A[:14], max_new_tokens=2)
-    s.add(B[:3], max_new_tokens=2)
-    s.add(C[:9], max_new_tokens=2)
-    assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3, 3]), ("DECODE", [1, 1])]
-
-
-def test_what_goes_on_counts_towards_max_prefill_tokens_of_its_pass() -> None:
-    """Of the 8 tokens a pass may extend, the long prompt's last 4 leave 4: for three of the newcomers' five."""
-    s = server(chunked_prefill_size=10, max_prefill_tokens=8)
-    reqs = [s.add(A[:14], max_new_tokens=2), s.add(B[:3], max_new_tokens=2), s.add(C[:2], max_new_tokens=2)]
-    assert passes(s)[:3] == [("EXTEND", [10]), ("EXTEND", [4, 3]), ("EXTEND", [2])]
-    assert_as_expected(s, *reqs)
-
-
 def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() -> None:
     s = server(chunked_prefill_size=10)
     for tokens in (A[:25], B[:25], C[:25]):
@@ -95,22 +97,6 @@ def test_at_most_one_request_is_half_prefilled_and_it_is_the_last_in_its_pass() 
         assert (s.scheduler.prefilling is not None) == bool(unfinished) or batch.forward_mode is DECODE
         cut += bool(unfinished)
     assert cut > 5
-
-
-@pytest.mark.parametrize(("page_size", "chunk", "pieces"), [(4, 4, [4, 4, 4, 1]), (4, 7, [4, 4, 5]), (4, 9, [8, 5])])
-def test_a_prompt_is_cut_at_page_borders(page_size: int, chunk: int, pieces: list[int]) -> None:
-    s = server(page_size=page_size, chunked_prefill_size=chunk)
-    s.add(A[:13], max_new_tokens=1)
-    assert [new for _, new in passes(s)] == [[piece] for piece in pieces]
-    s.check_all_free()
-
-
-def test_behind_a_prompt_that_goes_on_later_no_other_comes_into_its_pass() -> None:
-    """Whole pages leave 3 of the 7 tokens unused, which the second prompt would fit into: but the first is the last."""
-    s = server(page_size=4, chunked_prefill_size=7)
-    reqs = [s.add(A[:9], max_new_tokens=2), s.add(B[:2], max_new_tokens=2)]
-    assert passes(s)[:2] == [("EXTEND", [4]), ("EXTEND", [5, 2])]
-    assert_as_expected(s, *reqs)
 
 
 def test_a_chunk_whose_slots_cannot_be_had_waits_and_its_request_gives_way() -> None:
@@ -135,12 +121,6 @@ def test_an_equal_prompt_waits_for_the_last_chunk_too() -> None:
     assert passes(s)[:2] == [("EXTEND", [35]), ("EXTEND", [1])]
     assert second.cached_tokens == 75
     assert first.finished
-
-
-def test_without_a_limit_prompts_are_never_cut() -> None:
-    s = server(chunked_prefill_size=None)
-    s.add(A, max_new_tokens=2)
-    assert passes(s) == [("EXTEND", [100]), ("DECODE", [1])]
 
 
 # --- what others see of it -------------------------------------------------------------------------------------------

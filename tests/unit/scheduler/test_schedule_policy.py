@@ -60,15 +60,25 @@ def test_every_policy_orders_the_same_requests_and_leaves_the_cache_alone(policy
 # --- lpm, fcfs, random -------------------------------------------------------------------------------------------
 
 
-def test_lpm_takes_the_longest_cached_prefix_first_and_equals_as_they_came() -> None:
-    cache = cache_of([1, 2, 3, 4], [1, 2, 7], [5, 6])
-    reqs = reqs_of([9, 9], [5, 6, 0], [1, 2, 3, 4, 0], [8], [1, 2, 0], [1, 2, 3, 9, 9, 9, 9])
-    assert order("lpm", reqs, cache) == [2, 5, 1, 4, 0, 3]
-
-
-def test_lpm_does_not_count_the_last_token_which_is_computed_in_any_case() -> None:
-    cache = cache_of([1, 2, 3], [4, 5, 6])
-    assert order("lpm", reqs_of([1, 2], [4, 5, 6], [1, 2, 3, 4]), cache) == [2, 1, 0]
+@pytest.mark.parametrize(
+    ("policy", "cached", "prompts", "expected"),
+    [
+        (  # the longest prefix first, and equals as they came
+            "lpm", ([1, 2, 3, 4], [1, 2, 7], [5, 6]),
+            ([9, 9], [5, 6, 0], [1, 2, 3, 4, 0], [8], [1, 2, 0], [1, 2, 3, 9, 9, 9, 9]), [2, 5, 1, 4, 0, 3],
+        ),
+        ("lpm", ([1, 2, 3], [4, 5, 6]), ([1, 2], [4, 5, 6], [1, 2, 3, 4]), [2, 1, 0]),  # the last token never counts
+        ("lpm", (), ([3], [1, 2], [1, 2, 3], [3, 1]), [0, 1, 2, 3]),
+        ("dfs-weight", (), ([3], [1, 2], [1, 2, 3], [3, 1]), [0, 1, 2, 3]),
+        ("fcfs", ([5, 6, 7],), ([1], [5, 6, 7, 8], [2], [5, 6]), [0, 1, 2, 3]),
+        ("lpm", ([1] * 6, [2, 2]), ([*[1] * 6, 0], [2, 2, 5], [2, 2, 6]), [0, 1, 2]),
+        ("dfs-weight", ([1] * 6, [2, 2]), ([*[1] * 6, 0], [2, 2, 5], [2, 2, 6]), [1, 2, 0]),  # where most wait
+    ],
+)  # fmt: skip
+def test_the_order_of_a_policy(
+    policy: str, cached: Sequence[list[int]], prompts: Sequence[list[int]], expected: list[int]
+) -> None:
+    assert order(policy, reqs_of(*prompts), cache_of(*cached)) == expected
 
 
 def test_lpm_expects_nothing_cached_where_the_whole_prompt_is_computed_anew() -> None:
@@ -84,39 +94,7 @@ def test_lpm_keeps_namespaces_apart() -> None:
     assert order("lpm", reqs, cache) == [1, 0]
 
 
-def test_fcfs_keeps_the_order_of_arrival_whatever_is_cached() -> None:
-    cache = cache_of([5, 6, 7])
-    assert order("fcfs", reqs_of([1], [5, 6, 7, 8], [2], [5, 6]), cache) == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
-def test_with_nothing_cached_the_order_is_that_of_arrival(policy: str) -> None:
-    prompts = [[3], [1, 2], [1, 2, 3], [3, 1]]
-    assert order(policy, reqs_of(*prompts), cache_of()) == [0, 1, 2, 3]
-    assert order(policy, reqs_of(*prompts), cache_of([1, 2], disable=True)) == [0, 1, 2, 3]
-
-
 # --- dfs-weight --------------------------------------------------------------------------------------------------
-
-
-def test_dfs_weight_prefers_the_subtree_where_most_wait_to_the_longest_match() -> None:
-    cache = cache_of([1, 1, 1, 1, 1, 1], [2, 2])
-    reqs = reqs_of([1, 1, 1, 1, 1, 1, 0], [2, 2, 5], [2, 2, 6])
-    assert order("dfs-weight", reqs, cache) == [1, 2, 0]
-    assert order("lpm", reqs, cache) == [0, 1, 2]
-
-
-def test_dfs_weight_keeps_requests_of_one_subtree_together() -> None:
-    cache = cache_of([1, 1, 2], [1, 1, 3], [4, 4])
-    reqs = reqs_of([1, 1, 2, 0], [4, 4, 0], [1, 1, 3, 0], [4, 4, 1], [1, 1, 2, 9])
-    assert order("dfs-weight", reqs, cache) == [0, 4, 2, 1, 3]
-
-
-def test_dfs_weight_takes_what_is_below_a_node_before_what_ends_at_it() -> None:
-    # As SGLang: who matched nothing would push out of the cache what the others still need.
-    cache = cache_of([1, 1], [1, 1, 2])
-    reqs = reqs_of([8], [1, 1, 9], [1, 1, 2, 0], [9])
-    assert order("dfs-weight", reqs, cache) == [2, 1, 0, 3]
 
 
 @pytest.mark.parametrize("seed", range(20))

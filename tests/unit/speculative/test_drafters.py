@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nanoinfer import SamplingParams
 from nanoinfer.cache.radix_cache import RadixCache
-from nanoinfer.registry import DRAFTERS
 from nanoinfer.requests.req import Req
 from nanoinfer.sampling.grammar.compiler import Grammars
 from nanoinfer.speculative.draft_model import PrefixStamps
@@ -18,11 +17,9 @@ from nanoinfer.speculative.drafters import (
     GrammarDrafter,
     NgramDrafter,
     SuffixIndex,
-    Surroundings,
     TreeDrafter,
     continuation,
 )
-from tests.helpers.engines import finish, greedy, make_engine, step
 from tests.helpers.texts import TOKENIZER
 from tests.helpers.trees import make_cache, put
 
@@ -173,18 +170,6 @@ def test_a_request_gets_what_followed_its_tokens_in_another(page_size: int) -> N
     assert all(type(token) is int for drafts in found for token in drafts)
 
 
-def test_an_engine_drafts_from_what_other_requests_were_given() -> None:
-    engine = make_engine(drafter="tree", adaptive_drafts=False)
-    engine.add_request([1, 2, 3], greedy(20))
-    (first,) = finish(engine).values()
-    assert first.drafted_tokens == 0
-    engine.add_request([1, 2, 3, 4, 5], greedy(12))
-    (second,) = finish(engine).values()
-    assert second.token_ids == list(range(6, 18))
-    assert second.drafted_tokens == second.accepted_tokens == 8  # 1 + 11 tokens: passes of 4, 4, and 2 drafts
-    assert engine.stats()["decode_steps"] == 19 + 3
-
-
 # --- grammar ---------------------------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "properties": {"a long name": {"enum": ["yes", "no"]}, "another": {"type": "boolean"}}}
@@ -284,33 +269,7 @@ def test_drafts_that_are_replaced_change_the_stamps_from_there_on(
             req.append(accepted)
 
 
-# --- the registry and views ------------------------------------------------------------------------------------------
-
-
-class CountUp:
-    """Knows the counting model."""
-
-    made_from: list[Surroundings]
-
-    def __init__(self, surroundings: Surroundings):
-        self.made_from.append(surroundings)
-
-    def propose(self, reqs: Sequence[Req], most: Sequence[int]) -> list[list[int]]:
-        newest = [int(req.token_ids[req.num_tokens - 1]) for req in reqs]
-        return [list(range(token + 1, token + 1 + count)) for token, count in zip(newest, most, strict=True)]
-
-
-def test_a_drafter_of_ones_own_serves_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CountUp, "made_from", [], raising=False)
-    monkeypatch.setitem(DRAFTERS, "count up", CountUp)
-    engine = make_engine(drafter="count up", num_draft_tokens=4, adaptive_drafts=False)
-    assert [each.cache for each in CountUp.made_from] == [engine.cache]
-    assert CountUp.made_from[0].sampler is engine.sampler
-    engine.add_request([5], greedy(11))
-    pieces = [step(engine)[0].token_ids for _ in range(3)]
-    assert [len(tokens) for tokens in pieces] == [1, 6, 11]
-    assert pieces[-1] == list(range(6, 17))
-    assert not engine.has_unfinished()
+# --- the suffix index ------------------------------------------------------------------------------------------------
 
 
 REPEATED = st.lists(st.integers(0, 5), min_size=1, max_size=6)

@@ -47,20 +47,6 @@ def test_the_cache_keeps_adapters_apart(checkpoint: Checkpoint) -> None:
     assert llm.generate(PROMPTS[1], PARAMS, adapter="small", extra_key="mine")[0].cached_tokens == 5
 
 
-def test_an_adapter_under_an_old_name_never_finds_the_old_kv(checkpoint: Checkpoint) -> None:
-    folders = three_adapters(checkpoint("llama"))
-    llm = LLM(checkpoint("llama"), max_total_tokens=512, adapters={"mine": folders["large"]})
-    old = llm.generate(PROMPTS[1], PARAMS, adapter="mine")[0]
-    llm.unload_adapter("mine")
-    llm.load_adapter("mine", folders["some"])
-    new = llm.generate(PROMPTS[1], PARAMS, adapter="mine")[0]
-    assert new.cached_tokens == 0
-    assert new.logprobs == LLM(
-        checkpoint("llama"), max_total_tokens=512, adapters={"x": folders["some"]}
-    ).generate(PROMPTS[1], PARAMS, adapter="x")[0].logprobs  # fmt: skip
-    assert new.token_ids != old.token_ids
-
-
 # --- loading and unloading ------------------------------------------------------------------------------------------
 
 

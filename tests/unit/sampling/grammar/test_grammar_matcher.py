@@ -107,24 +107,6 @@ def test_end_tokens_are_allowed_exactly_when_the_output_is_complete() -> None:
     assert EOS in allowed(matcher)
 
 
-@pytest.mark.parametrize(("kind", "text"), GRAMMARS)
-def test_a_forced_token_is_the_only_one_that_is_allowed(kind: str, text: str) -> None:
-    rng, forced = random.Random(3), 0
-    for _ in range(10):
-        matcher = matcher_of(kind, text)
-        for _ in range(12):
-            tokens = matcher.forced_tokens()
-            for token in tokens:
-                forced += 1
-                assert allowed(matcher) == {token}
-                assert matcher.accept(token)
-            may = sorted(allowed(matcher) - {EOS})
-            if not may:
-                break
-            matcher.accept(rng.choice(may))
-    assert forced or kind in ("regex", "choice")
-
-
 def test_forced_tokens_are_those_of_the_tokenizer() -> None:
     matcher, vocabulary = matcher_of("json_schema", SCHEMA), story_compiler().vocabulary
     tokens = matcher.forced_tokens()

@@ -1,6 +1,7 @@
 """Requests with grammars through an engine: how they end, and what other parameters do to them."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -32,33 +33,6 @@ def test_a_complete_output_ends_the_request(fields: dict[str, Any], text: str) -
     assert output.token_ids == list(text.encode())  # no end token was needed
 
 
-def test_an_end_token_is_chosen_only_when_the_output_is_complete() -> None:
-    output = one(engine_with(), prompt="\x02", regex="ab?c?")  # after \x02 comes the end token, if it may
-    assert output.text.startswith("a")
-    likes_to_end = {EOS: 100.0}
-    assert one(engine_with(), regex="abc+", logit_bias=likes_to_end).token_ids == [*b"abc", EOS]
-    assert one(engine_with(), regex="(abc)?", logit_bias=likes_to_end).token_ids == [EOS]
-
-
-def test_max_new_tokens_cuts_an_output_off_and_says_so() -> None:
-    output = one(engine_with(), regex="bcdef", max_new_tokens=3)
-    assert (output.text, output.finish_reason) == ("bcd", FinishReason.LENGTH)
-    output = one(engine_with(), regex="bcdef", max_new_tokens=5)
-    assert (output.text, output.finish_reason) == ("bcdef", FinishReason.STOP)
-
-
-def test_without_an_end_token_an_output_goes_on_as_long_as_it_can() -> None:
-    output = one(make_engine(), regex="b{2,4}")
-    assert (output.text, output.finish_reason) == ("bbbb", FinishReason.STOP)
-
-
-def test_an_empty_output_ends_at_once() -> None:
-    output = one(engine_with(), regex="")
-    assert (output.token_ids, output.finish_reason) == ([EOS], FinishReason.STOP)
-    output = one(make_engine(), regex="")
-    assert (output.token_ids, output.finish_reason, output.error) == ([], FinishReason.STOP, None)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -78,39 +52,48 @@ def test_what_could_not_be_followed_for_a_few_tokens_is_refused_before_anything_
     assert_all_free(engine)
 
 
+LIKES_TO_END = {EOS: 100.0}
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "ends"),
+    [  # ends: the stop_reason, or that the end token was chosen
+        ({"regex": "abc+", "logit_bias": LIKES_TO_END}, "abc", STOP, EOS),  # only when the output is complete
+        ({"regex": "(abc)?", "logit_bias": LIKES_TO_END}, "", STOP, EOS),
+        ({"regex": "bcdef", "max_new_tokens": 3}, "bcd", LENGTH, None),
+        ({"regex": "bcdef", "max_new_tokens": 5}, "bcdef", STOP, None),
+        ({"regex": ""}, "", STOP, EOS),
+        ({"regex": "b{2,4}", "ignore_eos": True}, "bbbb", STOP, None),
+        ({"regex": "b{2,4}", "ignore_eos": True, "logit_bias": LIKES_TO_END}, "bbbb", STOP, None),
+        ({"regex": "b+", "ignore_eos": True, "max_new_tokens": 6}, "bbbbbb", LENGTH, None),
+        ({"regex": "b+", "min_new_tokens": 4, "logit_bias": LIKES_TO_END}, "bbbb", STOP, EOS),
+        ({"regex": "bcd", "min_new_tokens": 8}, "bcd", STOP, None),
+        ({"regex": "bcdef", "stop": "de"}, "bc", STOP, "de"),
+        ({"regex": "bcdef", "stop_token_ids": [ord("d")]}, "bcd", STOP, ord("d")),  # allowed where its text is
+        ({"regex": "bcef", "stop_token_ids": [ord("d")]}, "bcef", STOP, None),
+        ({"choice": ["yes", "no"], "logit_bias": {ord("z"): 1e20}}, "no", STOP, None),
+        ({"choice": ["yes", "no"], "logit_bias": {ord("y"): 1e20}}, "yes", STOP, None),
+        ({"regex": "ab*", "logit_bias": {ord("b"): -math.inf, EOS: -math.inf}}, "a", STOP, None),  # it is complete
+    ],
+    ids=str,
+)
+def test_other_parameters_have_their_say_within_a_grammar(
+    fields: dict[str, Any], text: str, reason: FinishReason, ends: Any
+) -> None:
+    output = one(engine_with(), **fields)
+    assert (output.text, output.finish_reason, output.error) == (text, reason, None)
+    assert (output.token_ids[-1:] == [EOS]) == (ends == EOS)
+    assert output.stop_reason == (None if ends == EOS else ends)
+
+
+def test_without_an_end_token_an_output_ends_where_it_can_go_on_no_more() -> None:
+    for regex, text in (("b{2,4}", "bbbb"), ("", "")):
+        output = one(make_engine(), regex=regex)
+        assert (output.text, output.finish_reason, output.error) == (text, FinishReason.STOP, None)
+
+
 # --- other parameters ------------------------------------------------------------------------------------------------
-
-
-def test_ignore_eos_forbids_the_end_token_and_the_grammar_still_ends_the_request() -> None:
-    for options in ({}, {"logit_bias": {EOS: 100.0}}):
-        output = one(engine_with(), regex="b{2,4}", ignore_eos=True, **options)
-        assert (output.text, output.finish_reason) == ("bbbb", FinishReason.STOP)
-    output = one(engine_with(), regex="b+", ignore_eos=True, max_new_tokens=6)
-    assert (output.text, output.finish_reason) == ("bbbbbb", FinishReason.LENGTH)
-
-
-def test_min_new_tokens_forbids_end_tokens_but_a_complete_output_ends_all_the_same() -> None:
-    likes_to_end = {EOS: 100.0}
-    assert one(engine_with(), regex="b+", min_new_tokens=4, logit_bias=likes_to_end).token_ids == [*b"bbbb", EOS]
-    output = one(engine_with(), regex="bcd", min_new_tokens=8)
-    assert (output.text, output.finish_reason) == ("bcd", FinishReason.STOP)
-
-
-def test_a_stop_string_ends_an_output_that_is_not_complete() -> None:
-    output = one(engine_with(), regex="bcdef", stop="de")
-    assert (output.text, output.finish_reason, output.stop_reason) == ("bc", FinishReason.STOP, "de")
-
-
-def test_a_stop_token_that_is_text_is_allowed_where_its_text_is() -> None:
-    output = one(engine_with(), regex="bcdef", stop_token_ids=[ord("d")])
-    assert (output.text, output.stop_reason) == ("bcd", ord("d"))
-    output = one(engine_with(), regex="bcef", stop_token_ids=[ord("d")])
-    assert (output.text, output.stop_reason) == ("bcef", None)
-
-
-def test_a_bias_cannot_allow_what_the_grammar_forbids_but_chooses_among_what_it_allows() -> None:
-    assert one(engine_with(), choice=["yes", "no"], logit_bias={ord("z"): 1e20}).text == "no"
-    assert one(engine_with(), choice=["yes", "no"], logit_bias={ord("y"): 1e20}).text == "yes"
 
 
 def test_penalties_apply_among_the_tokens_that_are_allowed() -> None:
@@ -148,12 +131,6 @@ def test_a_request_that_has_no_token_left_ends_with_an_error_and_no_other_does()
     assert_all_free(engine)
 
 
-def test_what_is_complete_ends_even_if_everything_else_is_banned() -> None:
-    banned = dict.fromkeys((ord("b"), EOS), -float("inf"))
-    output = one(engine_with(), regex="ab*", logit_bias=banned)
-    assert (output.text, output.finish_reason, output.error) == ("a", FinishReason.STOP, None)
-
-
 def test_logprobs_are_the_models_own() -> None:
     free = one(engine_with(), logprobs=3, max_new_tokens=3)
     bound = one(engine_with(), logprobs=3, regex="bcd")
@@ -162,15 +139,6 @@ def test_logprobs_are_the_models_own() -> None:
     other = one(engine_with(), logprobs=0, regex="x").logprobs
     assert other is not None
     assert other[0][ord("x")] < -10  # as unlikely as the model finds it
-
-
-def test_each_completion_follows_the_grammar_by_itself() -> None:
-    engine = engine_with()
-    params = SamplingParams(max_new_tokens=20, regex="(ab|cd|ef)+x", n=4, seed=5, temperature=2.0)
-    request_id = engine.add_request("a", params)
-    texts = [completion.text for completion in finish(engine)[request_id].outputs]
-    assert len(set(texts)) > 1
-    assert all(re.fullmatch("((ab|cd|ef)*(a|c|e)?x?)", text) for text in texts)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 1000.0])
