@@ -18,12 +18,14 @@ from tests.helpers.waiting import HANG_S
 
 # A fork ends as a process does that is started anew, which takes seconds more.
 FORKS = """
-import asyncio, atexit, json, os, signal, sys, threading
+import asyncio, atexit, gc, json, os, signal, sys, threading
 import transformers.tokenization_utils_tokenizers  # as a first LLM does
 from nanoinfer import LLM, AsyncEngine, EngineClosedError, SamplingParams
 
 folder, limit, begin, *scripts = sys.argv[1:]
 codes = []
+gc.collect()
+gc.freeze()  # what is imported: each fork would look through it at its end
 for i, script in enumerate(scripts):
     child = os.fork()
     if child == 0:
