@@ -39,6 +39,7 @@ def test_keys_and_values_land_in_their_layer_and_slots(where: torch.Tensor | sli
     index = [5, 1] if isinstance(where, torch.Tensor) else [4, 5]
     assert torch.equal(pool.get_key_buffer(1)[index], keys)
     assert torch.equal(pool.get_value_buffer(1)[index], values)
+    assert all(map(torch.equal, pool.read(1, where), (keys, values)))
     others = [slot for slot in range(8) if slot not in index]
     assert not pool.get_key_buffer(1)[others].any()
     assert not pool.get_key_buffer(0).any()

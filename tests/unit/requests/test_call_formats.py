@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoinfer.requests.tool_calls.arguments import types_of
 from nanoinfer.requests.tool_calls.cursor import Reasoning
 from nanoinfer.requests.tool_calls.gptoss import CHANNELS
 from nanoinfer.requests.tool_calls.registry import CALL_FORMATS, format_of, reasoning_of, renders_tools
@@ -176,6 +177,26 @@ def test_what_a_format_cannot_demand_exactly_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         FORMATS[name].grammar({function: schema}, True, json.dumps)
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "number"}, {"number", "integer"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, 1.5, True, None]}, {"string", "integer", "number", "boolean", "null"}),
+        ({"const": {}}, {"object"}),
+        ({"oneOf": [{"type": "array"}, {"const": "a"}]}, {"array", "string"}),
+        ({"anyOf": [{"type": "array"}, {}]}, None),
+        ({"$ref": "#/$defs/a"}, {"string"}),
+        ({"$ref": "#/$defs/b"}, None),
+        ({"$ref": "https://x"}, None),
+        (True, None),
+    ],
+)
+def test_the_types_that_a_schema_allows(schema: Any, types: set[str] | None) -> None:
+    root = {"$defs": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/b"}}}
+    assert types_of(schema, root) == types
 
 
 # What is characteristic of each template; those of real models are in tests/server/test_tools.py.
