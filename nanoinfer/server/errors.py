@@ -1,7 +1,6 @@
 """What a client is told when something is wrong: a status, and an error in OpenAI's shape, or Anthropic's. And what is
 logged of it."""
 
-import json
 import logging
 import re
 import traceback
@@ -72,11 +71,6 @@ class ApiError(Exception):
             message = re.sub(rf"(?<![\w.'\"]){re.escape(ours)}(?![\w'\"])", theirs, message)
         param = names.get(self.param or "", self.param)
         return ApiError(self.status, message, param, self.code, self.headers) if names else self
-
-    @property
-    def body(self) -> bytes:
-        """The body as JSON. Escapes keep it ASCII, so that text that is not UTF-8 can be quoted in it."""
-        return json.dumps(self.content).encode()
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -78,10 +78,10 @@ class RequestMiddleware:
                 log_bug(context.request_id, error, settings.show_prompts)
             if context.status:  # the server cuts the connection, so that nobody takes the answer for a whole one
                 raise RuntimeError(f"request {context.request_id} is cut off") from None
-            body = answer.body
-            if scope["path"].startswith(MESSAGES):
-                body = json.dumps(answer.anthropic_content(context.request_id)).encode()
-            response = Response(body, answer.status, answer.headers, "application/json")
+            is_anthropic = scope["path"].startswith(MESSAGES)
+            content = answer.anthropic_content(context.request_id) if is_anthropic else answer.content
+            # json.dumps escapes what is not ASCII, so text that is not UTF-8 can be quoted in it.
+            response = Response(json.dumps(content), answer.status, answer.headers, "application/json")
             await response(scope, receive, noted_send)
         finally:
             self._inside -= 1

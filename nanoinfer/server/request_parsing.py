@@ -12,17 +12,9 @@ from nanoinfer.keywords import ALIASES
 from nanoinfer.requests.request import Request
 from nanoinfer.requests.tool_calls.registry import format_of, reasoning_of, renders_tools
 from nanoinfer.sampling_params import GRAMMAR_FIELDS, SamplingParams
+from nanoinfer.server import protocol
 from nanoinfer.server.errors import as_api_error, bad_request, refuse_if
 from nanoinfer.server.generation import GenerationRequest, Tools
-from nanoinfer.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    GenerateParams,
-    GenerateRequest,
-    GenerationFields,
-    Message,
-    SamplingFields,
-)
 from nanoinfer.server.service import Service
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -31,7 +23,7 @@ OTHERS = ("min_tokens", "min_new_tokens", "sampling_seed", "no_stop_trim")
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 NAMES = {  # the client's name → that of SamplingParams
     name: name if name in SamplingParams.__dataclass_fields__ else ALIASES[name]
-    for name in (*SamplingFields.model_fields, *OTHERS, *GUIDED)
+    for name in (*protocol.SamplingFields.model_fields, *OTHERS, *GUIDED)
     if name != "n"
 }
 NO_SEED = -1  # vLLM's clients ask for none with it
@@ -43,7 +35,7 @@ class ParsedFields:
     """Arguments of SamplingParams that a body gives (`values`), and what the client calls them (`names`). `max_tokens`: per
     answer, None where the client names no number; `n`: answers per prompt."""
 
-    def __init__(self, body: SamplingFields, max_tokens: int | None) -> None:
+    def __init__(self, body: protocol.SamplingFields, max_tokens: int | None) -> None:
         self.values: dict[str, Any] = {}
         self.max_tokens, self.n = max_tokens, 1 if body.n is None else body.n
         self.names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -51,7 +43,7 @@ class ParsedFields:
             value = getattr(body, theirs, None)
             if value is not None and (theirs, value) != ("seed", NO_SEED):
                 self.add(theirs, ours, value)
-        if isinstance(body, GenerationFields):
+        if isinstance(body, protocol.GenerationFields):
             self._add_grammars(body)
 
     def add(self, theirs: str, ours: str, value: Any) -> None:
@@ -69,7 +61,7 @@ class ParsedFields:
         """Whether it asks for a grammar."""
         return any(name in self.values for name in GRAMMAR_FIELDS)
 
-    def _add_grammars(self, body: GenerationFields) -> None:
+    def _add_grammars(self, body: protocol.GenerationFields) -> None:
         if (outputs := body.structured_outputs) is not None:
             for name, value in outputs.model_dump(exclude_none=True, by_alias=True).items():
                 if name != "json_object":
@@ -84,7 +76,7 @@ class ParsedFields:
                 self.add("response_format", "json_schema", schema)
 
 
-async def completion_request(service: Service, body: CompletionRequest) -> GenerationRequest:
+async def completion_request(service: Service, body: protocol.CompletionRequest) -> GenerationRequest:
     """What a request to /v1/completions asks for. ApiError naming the field that is wrong."""
     prompts = await prompts_of(service, body.prompt, "prompt")
     refuse_if(body.max_tokens == 0 and not body.echo, "max_tokens", "must be at least 1, or 0 with echo=true", 0)
@@ -93,7 +85,7 @@ async def completion_request(service: Service, body: CompletionRequest) -> Gener
     return make_request(service, prompts, fields, body.model, DEFAULT_COMPLETION_TOKENS, body.cache_salt)
 
 
-async def chat_request(service: Service, body: ChatRequest, default: int | None = None) -> GenerationRequest:
+async def chat_request(service: Service, body: protocol.ChatRequest, default: int | None = None) -> GenerationRequest:
     """What a request to /v1/chat/completions asks for; `default`: of tokens, where it names no number; None: the rest of
     the context. ApiError naming the field that is wrong."""
     tools = tools_of(service, body)
@@ -114,13 +106,13 @@ async def chat_request(service: Service, body: ChatRequest, default: int | None 
     return replace(request, tools=tools, hidden_tokens=hidden)
 
 
-async def generate_request(service: Service, body: GenerateRequest) -> GenerationRequest:
+async def generate_request(service: Service, body: protocol.GenerateRequest) -> GenerationRequest:
     """What a request to /generate asks for. ApiError naming the field that is wrong."""
     refuse_if((body.text is None) == (body.input_ids is None), "text", "must be given, or else input_ids")
     refuse_if(isinstance(body.input_ids, str), "input_ids", "must be token ids")
     refuse_if(None not in (body.lora_path, body.model), "lora_path", "model is given as well")
     field, given = ("text", body.text) if body.input_ids is None else ("input_ids", body.input_ids)
-    params = body.sampling_params or GenerateParams()
+    params = body.sampling_params or protocol.GenerateParams()
     fields = ParsedFields(params, params.max_new_tokens)
     fields.names |= {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens"}
     if body.return_logprob:
@@ -191,7 +183,7 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
-async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list[int]:
+async def encode_chat(service: Service, body: protocol.ChatRequest, tools: Tools) -> list[int]:
     """Token ids of a conversation. ApiError when the template or the tokenizer refuses it."""
     service.tokenizer  # noqa: B018 - says that there is none
     variables = dict(body.chat_template_kwargs or {})
@@ -211,7 +203,7 @@ async def encode_chat(service: Service, body: ChatRequest, tools: Tools) -> list
     )
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: protocol.Message) -> dict[str, Any]:
     """A message as templates take it. They tell content that is null from content that is missing."""
     plain = dict.fromkeys(message.model_fields_set & {"content"}) | message.model_dump(exclude_none=True)
     if (reasoning := plain.pop("reasoning", None)) is not None:
@@ -237,7 +229,7 @@ def _restrict(fields: ParsedFields, tools: Tools) -> None:
 
 
 def _ask_for_logprobs(
-    body: CompletionRequest | ChatRequest, fields: ParsedFields, logprobs: int | None, echoed: int | None = None
+    body: protocol.GenerationFields, fields: ParsedFields, logprobs: int | None, echoed: int | None = None
 ) -> None:
     """Add which log-probabilities are wanted. `echoed`: of how many likeliest tokens per position of the prompt an echo
     needs them; None if it needs none at all."""
@@ -249,7 +241,7 @@ def _ask_for_logprobs(
     fields.values["prompt_top_logprobs"] = max(counts, default=0)
 
 
-def tools_of(service: Service, body: ChatRequest) -> Tools:
+def tools_of(service: Service, body: protocol.ChatRequest) -> Tools:
     """What a request says about tools. ApiError for what the model's template, or this server, does not know."""
     choice = "auto" if body.tool_choice is None else body.tool_choice
     refuse_if(not body.tools and choice not in ("none", "auto"), "tool_choice", "needs tools")
@@ -270,7 +262,7 @@ def tools_of(service: Service, body: ChatRequest) -> Tools:
     return Tools(definitions, must_call, bool(named), not named and body.parallel_tool_calls is not False, functions)
 
 
-def special_tags(service: Service, body: ChatRequest, tools: Tools) -> list[str]:
+def special_tags(service: Service, body: protocol.ChatRequest, tools: Tools) -> list[str]:
     """The special tokens, if tags that mean something in the reply are among them. The text has them then, and the client
     does not see them. Not those that could be HTML, such as `<s>`: the text does not say whether they are tokens."""
     call_format, reasoning = format_of(service.tokenizer), reasoning_of(service.tokenizer)

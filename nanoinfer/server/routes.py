@@ -6,19 +6,12 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from nanoinfer.requests.tokenizer import check_length
+from nanoinfer.server import protocol
 from nanoinfer.server.chat_formatter import ChatFormatter
 from nanoinfer.server.errors import MESSAGES, refuse_if
 from nanoinfer.server.formatter import CompletionFormatter, GenerateFormatter
 from nanoinfer.server.generation_response import respond
 from nanoinfer.server.messages import NAMES, CountTokensRequest, MessagesFormatter, MessagesRequest, as_chat
-from nanoinfer.server.protocol import (
-    ChatRequest,
-    ChatTemplateFields,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerateRequest,
-    TokenizeRequest,
-)
 from nanoinfer.server.request_context import context_of
 from nanoinfer.server.request_parsing import chat_request, completion_request, encode_chat, generate_request, tools_of
 from nanoinfer.server.service import Service
@@ -39,17 +32,17 @@ def add_client_routes(app: FastAPI, service: Service) -> None:
         return _model(service, model)
 
     @app.post("/v1/completions", response_class=Response)
-    async def completions(body: CompletionRequest, http: Request) -> Response:
+    async def completions(body: protocol.CompletionRequest, http: Request) -> Response:
         """Continue one or more prompts."""
         return await respond(service, http, body, await completion_request(service, body), CompletionFormatter)
 
     @app.post("/v1/chat/completions", response_class=Response)
-    async def chat_completions(body: ChatRequest, http: Request) -> Response:
+    async def chat_completions(body: protocol.ChatRequest, http: Request) -> Response:
         """Write the assistant's next turn in a conversation."""
         return await respond(service, http, body, await chat_request(service, body), ChatFormatter)
 
     @app.post("/generate", response_class=Response)
-    async def generate(body: GenerateRequest, http: Request) -> Response:
+    async def generate(body: protocol.GenerateRequest, http: Request) -> Response:
         """Continue one or more prompts."""
         return await respond(service, http, body, await generate_request(service, body), GenerateFormatter)
 
@@ -86,7 +79,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 def _add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text or a conversation."""
         service.adapter_named(body.model)
         refuse_if((body.prompt is None) == (body.messages is None), "prompt", "must be given, or else messages")
@@ -96,7 +89,7 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         return {"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": strings}
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+    async def detokenize(body: protocol.DetokenizeRequest) -> dict[str, str]:
         """The text of tokens."""
         service.adapter_named(body.model)
         vocab_size, most = service.core.builder.vocab_size, service.core.config.max_context_len
@@ -120,16 +113,16 @@ def _add_token_routes(app: FastAPI, service: Service) -> None:
         }
 
 
-async def _encode(service: Service, body: TokenizeRequest) -> list[int]:
-    for name in ChatTemplateFields.model_fields:
+async def _encode(service: Service, body: protocol.TokenizeRequest) -> list[int]:
+    for name in protocol.ChatTemplateFields.model_fields:
         refuse_if(getattr(body, name) is not None, name, "needs messages")
     text, tokenizer, special = body.prompt or "", service.tokenizer, body.add_special_tokens is not False
     check_length(text, service.core.config.max_context_len, tokenizer)
     return await service.prepared(lambda: tokenizer.encode(text, special), "the tokenizer", "prompt")
 
 
-async def _encode_messages(service: Service, body: TokenizeRequest) -> list[int]:
+async def _encode_messages(service: Service, body: protocol.TokenizeRequest) -> list[int]:
     refuse_if(body.add_special_tokens, "add_special_tokens", "the chat template adds what it needs")
-    fields = {name: getattr(body, name) for name in ("messages", *ChatTemplateFields.model_fields)}
-    chat = ChatRequest.model_construct(model=service.base_name, **fields)
+    fields = {name: getattr(body, name) for name in ("messages", *protocol.ChatTemplateFields.model_fields)}
+    chat = protocol.ChatRequest.model_construct(model=service.base_name, **fields)
     return await encode_chat(service, chat, tools_of(service, chat))

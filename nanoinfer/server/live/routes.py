@@ -1,7 +1,6 @@
 """The routes of the live page, and its own files: some of them are the trace player's, which draws the same things."""
 
 import secrets
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -19,7 +18,6 @@ from nanoinfer.viz.trace.player import DRAWINGS, part
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
 )
-NOBODY = "'none'"
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -30,10 +28,8 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 PALETTE = "palette.css"
 SHARED = ("drawings.css", *DRAWINGS)  # with the player
 LIBRARY = "markdown-it.min.js"  # of others, with its licences beside it
-FILES = (
-    *(PALETTE, *SHARED, "page.html", "live.css", "icon.svg"),
-    *("session.js", "live.js", LIBRARY, "markdown.js", "chats.js", "chat.js"),
-)
+SCRIPTS = (*DRAWINGS, "session.js", "live.js", LIBRARY, "markdown.js", "chats.js", "chat.js")  # in this order
+FILES = (PALETTE, "drawings.css", *SCRIPTS, "page.html", "live.css", "icon.svg")
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -50,23 +46,19 @@ def routes(service: Service) -> list[BaseRoute]:
         "has_chat_template": bool(getattr(getattr(tokenizer, "hf_tokenizer", None), "chat_template", None)),
     }
     feed = Feed(service, about)
+    framed_by = " ".join(service.settings.framed_by) or "'none'"
+    headers = {"content-security-policy": f"{POLICY}; frame-ancestors {framed_by}", **HEADERS}
 
     async def file(request: Request) -> Response:
-        return _file(request.path_params.get("file", "page.html"), service.settings.framed_by)
+        name = request.path_params.get("file", "page.html")
+        if name not in FILES:
+            raise ApiError(404, f"file={name!r}: the page has no such file", "file")
+        return Response(_content(name), media_type=TYPES[name[name.rindex(".") :]], headers=headers)
 
     async def events(request: Request) -> Response:
         return endless(service, feed.stream())
 
     return [Route("/", file), Route("/static/{file}", file), Route("/live/events", events)]
-
-
-def _file(name: str, framed_by: Sequence[str]) -> Response:
-    """A file of the page. `framed_by`: origins that may show it in a frame."""
-    if name not in FILES:
-        raise ApiError(404, f"file={name!r}: the page has no such file", "file")
-    suffix = name[name.rindex(".") :]
-    policy = f"{POLICY}; frame-ancestors {' '.join(framed_by) or NOBODY}"
-    return Response(_content(name), media_type=TYPES[suffix], headers={"content-security-policy": policy, **HEADERS})
 
 
 @cache
@@ -78,4 +70,7 @@ def _content(name: str) -> str:
     if name in SHARED:
         return part(name)
     text = files("nanoinfer.server.live").joinpath("static", name).read_text(encoding="utf-8")
-    return filled(text, {"panels": part("panels.html")}) if name == "page.html" else text
+    if name != "page.html":
+        return text
+    scripts = "\n".join(f'<script defer src="static/{script}"></script>' for script in SCRIPTS)
+    return filled(text, {"scripts": scripts, "timeline": part("timeline.html"), "panels": part("panels.html")})

@@ -9,25 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from nanoinfer.server import protocol as chat
 from nanoinfer.server.errors import bad_request, refuse_if
-from nanoinfer.server.protocol import (
-    UNSUPPORTED,
-    ByType,
-    ChatRequest,
-    Few,
-    Function,
-    Items,
-    Label,
-    Message,
-    NamedSchema,
-    OpenAIFields,
-    ResponseFormat,
-    SamplingFields,
-    Strict,
-    Tool,
-    note_ignored,
-    or_text,
-)
+from nanoinfer.server.protocol import ByType, Few, Items, Label, Strict, note_ignored, or_text
 
 LOGPROBS = "message.output_text.logprobs"
 NAMES = {  # chat's → ours
@@ -116,7 +100,7 @@ Input = Annotated[
 ]
 
 
-class FunctionTool(Function):
+class FunctionTool(chat.Function):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -171,7 +155,7 @@ def without_search(tools: Any) -> Any:
     return kept or tools
 
 
-class ResponsesRequest(OpenAIFields):
+class ResponsesRequest(chat.OpenAIFields):
     """`input`: a text or items. `previous_response_id`: of a stored response, whose conversation goes on."""
 
     input: Input
@@ -190,7 +174,7 @@ class ResponsesRequest(OpenAIFields):
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Label | None = None
     ignored = ("service_tier",)
-    unsupported = UNSUPPORTED | {
+    unsupported = chat.UNSUPPORTED | {
         "background": (False,),
         "context_management": ([],),
         **dict.fromkeys(("conversation", "prompt", "max_tool_calls", "moderation"), ()),
@@ -202,7 +186,7 @@ class ResponsesRequest(OpenAIFields):
 Functions = list[tuple[str, tuple[str | None, FunctionTool]]]
 
 
-def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
+def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> chat.ChatRequest:
     """The request as one to /v1/chat/completions. ApiError naming the field that is wrong."""
     refuse_if(body.n not in (None, 1), "n", "must be 1: a response has one answer", body.n)
     why, cuts = "is not supported: must be 'disabled'", body.truncation
@@ -210,13 +194,13 @@ def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     functions = functions_of(body)
     choice, allowed = _choice(body, functions)
     tools = [
-        Tool(function={"name": name, "description": each.description, "parameters": each.parameters})  # type: ignore[arg-type]
+        chat.Tool(function={"name": name, "description": each.description, "parameters": each.parameters})  # type: ignore[arg-type]
         for name, (_, each) in functions
         if name in allowed
     ]
     logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
-    return ChatRequest.model_construct(
-        **{name: getattr(body, name) for name in (*SamplingFields.model_fields, *SAME) if name != "n"},
+    return chat.ChatRequest.model_construct(
+        **{name: getattr(body, name) for name in (*chat.SamplingFields.model_fields, *SAME) if name != "n"},
         messages=messages_of(items, body.instructions),
         tools=tools or None,
         tool_choice=choice,
@@ -228,7 +212,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Any]) -> ChatRequest:
     )
 
 
-def messages_of(items: Sequence[Any], instructions: str | None) -> list[Message]:
+def messages_of(items: Sequence[Any], instructions: str | None) -> list[chat.Message]:
     """The items as messages. What a model has thought, said and called in one turn is one message. `instructions` and the
     system's first messages are one, too: many templates take only one."""
     messages = list[dict[str, Any]]()
@@ -246,7 +230,7 @@ def messages_of(items: Sequence[Any], instructions: str | None) -> list[Message]
         systems.append(messages.pop(0))
     if systems:
         messages.insert(0, {**systems[0], "content": "\n\n".join(each["content"] for each in systems)})
-    return [Message(**message) for message in messages]
+    return [chat.Message(**message) for message in messages]
 
 
 def _continues(turn: dict[str, Any], item: Any) -> bool:
@@ -312,8 +296,8 @@ def _choice(body: ResponsesRequest, functions: Functions) -> tuple[str | dict[st
     raise bad_request(f"tool_choice={repr_in_short(choice)}: must be {known}", "tool_choice")
 
 
-def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+def _response_format(body: ResponsesRequest) -> chat.ResponseFormat | None:
     if body.text is None or (given := body.text.format) is None:
         return None
-    schema = None if given.schema_ is None else NamedSchema.model_construct(schema_=given.schema_)
-    return ResponseFormat.model_construct(type=given.type, json_schema=schema)
+    schema = None if given.schema_ is None else chat.NamedSchema.model_construct(schema_=given.schema_)
+    return chat.ResponseFormat.model_construct(type=given.type, json_schema=schema)

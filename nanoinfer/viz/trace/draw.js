@@ -259,3 +259,16 @@ class Page {
     return `slot ${slot}: free`;
   }
 }
+
+/** Mark what belongs to what the pointer or the keyboard has reached, and `show` the frame at which the timeline is clicked. `pageOf`
+ *  says what is drawn now. */
+function followPointer(pageOf, show) {
+  document.addEventListener("pointerover", (event) => pageOf()?.point(event.target));
+  document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && pageOf()?.point(event.target));
+  $("#timeline").addEventListener("click", (event) => {
+    const track = event.target.closest("#timeline .lanes") && $("#timeline .track")?.getBoundingClientRect();
+    if (!track || event.clientX < track.left || event.target.closest("input")) return;
+    const { min, max } = $("#slider");
+    show(Number(min) + Math.floor(((event.clientX - track.left) / track.width) * (max - min + 1)));
+  });
+}

@@ -78,11 +78,6 @@ $("#forward").addEventListener("click", () => go(current + 1));
 $("#last").addEventListener("click", () => go(replay.last));
 $("#extend").addEventListener("click", () => go(nextExtend(1)));
 $("#play").addEventListener("click", () => (timer === null ? play() : pause()));
-$("#timeline").addEventListener("click", (event) => {
-  const track = event.target.closest("#timeline .lanes") && $("#timeline .track").getBoundingClientRect();
-  if (!track || event.clientX < track.left || event.target.closest("input")) return;
-  go(Math.floor(((event.clientX - track.left) / track.width) * replay.frames.length));
-});
 
 const KEYS = {
   ArrowLeft: () => go(current - 1),
@@ -105,8 +100,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== " " || !event.repeat) KEYS[event.key]();
 });
 
-document.addEventListener("pointerover", (event) => page.point(event.target));
-document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && page.point(event.target));
+followPointer(() => page, go);
 $("#run").textContent =
   `${plural(trace.requests.length, "request")}, ${plural(steps, "step")} · ${plural(trace.engine.max_total_tokens, "slot")}` +
   ` · ${plural(trace.engine.max_running_requests, "row")} · page_size ${trace.engine.page_size} · ${trace.engine.schedule_policy}` +

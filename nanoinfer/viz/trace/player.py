@@ -1,8 +1,8 @@
 """Player: a trace as one self-contained HTML page that steps through the run and never loads anything from a network.
 
-player.html and panels.html say what is where, drawings.css how it looks. The scripts are, in this order: elements.js (what
-drawings are made with), state.js (rebuilds the state from the events), draw.js and draw_pools.js (draw a state), and
-player.js (slider, keys, playback). All but the last are the server's live page's, too.
+player.html, timeline.html and panels.html say what is where, drawings.css how it looks. The scripts are, in this order:
+elements.js (what drawings are made with), state.js (rebuilds the state from the events), draw.js and draw_pools.js (draw a
+state), and player.js (slider, keys, playback). All but player.html and player.js are the server's live page's, too.
 This file puts them together, with the trace as JSON and the palette of nanoinfer.viz as CSS.
 """
 
@@ -36,6 +36,7 @@ class Player:
         parts = {
             "title": html.escape(self.title),
             "palette": palette_css(),
+            "timeline": part("timeline.html"),
             "panels": part("panels.html"),
             "css": part("drawings.css"),
             "data": safe_json({"trace": self.trace.to_document(), "said": said, "start": self.start}),

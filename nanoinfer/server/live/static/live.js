@@ -65,12 +65,6 @@ $("#slider").addEventListener("input", () => show(Number($("#slider").value)));
 $("#back").addEventListener("click", () => show(Live.position - 1));
 $("#forward").addEventListener("click", () => show(Live.position + 1));
 $("#live").addEventListener("click", () => (Live.isLive ? show(Live.position) : goLive()));
-$("#timeline").addEventListener("click", (event) => {
-  const track = event.target.closest("#timeline .lanes") && $("#timeline .track")?.getBoundingClientRect();
-  if (!track || event.clientX < track.left || event.target.closest("input")) return;
-  const { min, max } = $("#slider");
-  show(Number(min) + Math.floor(((event.clientX - track.left) / track.width) * (max - min + 1)));
-});
 $("#save").addEventListener("click", () => {
   if (Live.trace === null) return;
   const { about, requests, ...rest } = Live.trace;
@@ -80,8 +74,7 @@ $("#save").addEventListener("click", () => {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
   $("#saved").textContent = "nanoinfer-trace.json: open it with python -m nanoinfer trace --load";
 });
-document.addEventListener("pointerover", (event) => Live.page?.point(event.target));
-document.addEventListener("focusin", (event) => event.target.matches("[data-node], .chip") && Live.page?.point(event.target));
+followPointer(() => Live.page, show);
 new ResizeObserver(drawSoon).observe($("#engine"));
 setInterval(drawSoon, 1000); // tokens per second fall while nothing happens
 
