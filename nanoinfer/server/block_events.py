@@ -107,14 +107,12 @@ def read_news(kind: str, data: str) -> News:
         raise ValueError(f"kind={kind!r}: must be 'snapshot' or 'batch'")
     try:
         fields = json.loads(data)
-        events: list[Any] = [
-            KINDS[each["type"]](**{name: value for name, value in each.items() if name != "type"})
-            for each in fields["blocks" if kind == "snapshot" else "events"]
-        ]
+        written = fields["blocks" if kind == "snapshot" else "events"]
+        events: list[Any] = [KINDS[each.pop("type")](**each) for each in written]
         if kind == "snapshot":
             return Snapshot(int(fields["seq"]), events, str(fields["source"]))
         return EventBatch(int(fields["seq"]), float(fields["ts"]), events, str(fields["source"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"data={data[:100]!r}: is no {kind} of block events") from error
 
 

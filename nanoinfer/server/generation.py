@@ -117,8 +117,7 @@ class Generation:
         """Read to the end. One output per prompt, in order. Errors as in `read`."""
         while await self.read():
             pass
-        finals = [stream.final for stream in self.streams]
-        return [final for final in finals if final is not None]
+        return [stream.final for stream in self.streams if stream.final is not None]
 
     def close(self, reason: str) -> None:
         """Abort what has not ended yet. What is there can still be read."""

@@ -93,10 +93,8 @@ class Server(uvicorn.Server):
             return
         drain, seconds = self._service.drain, self._service.settings.drain_timeout_s
         drain.begin()
-        if drain.serving:
-            self._say(
-                f"nanoinfer waits for {drain.serving} requests, for {seconds:g} s at most; once more ends them now"
-            )
+        if count := drain.serving:
+            self._say(f"nanoinfer waits for {count} requests, for {seconds:g} s at most; once more ends them now")
         self._waiting = asyncio.create_task(drain.wait(seconds))
         self._draining = asyncio.create_task(self._drain(self._waiting))
 

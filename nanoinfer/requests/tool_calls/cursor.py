@@ -63,7 +63,7 @@ Part = Text | Reasoning | CallBegin | Arguments | CallEnd
 
 
 class NotACall(Exception):
-    """What follows a tag is no call: it is text."""
+    """What follows a tag is no call, but text; or what follows in a call is no value, or ends too early."""
 
 
 class Cursor:

@@ -9,7 +9,7 @@ from nanoinfer.requests.tool_calls.arguments import properties_of
 from nanoinfer.requests.tool_calls.call_format import CallFormat, Schemas, Tag, quoted
 from nanoinfer.requests.tool_calls.cursor import Cursor, NotACall, Reads
 from nanoinfer.requests.tool_calls.hermes import read_objects
-from nanoinfer.requests.tool_calls.values import COMMAS, BrokenError, read_value
+from nanoinfer.requests.tool_calls.values import COMMAS, read_value
 
 WORD = re.compile(r"[\w.\-]*")
 BETWEEN = re.compile(r"[\s,)\]]*")  # calls, and behind the last
@@ -73,7 +73,7 @@ def read_function(cursor: Cursor) -> Reads[None]:
             key = yield from cursor.run(WORD)
             yield from cursor.run()
             if not key or not (yield from cursor.take("=")):
-                raise BrokenError
+                raise NotACall
             if before == "{":
                 cursor.begin(name, must_be_known=True)
             cursor.add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
@@ -83,7 +83,7 @@ def read_function(cursor: Cursor) -> Reads[None]:
         if before == "{":
             cursor.begin(name, must_be_known=True)
         cursor.add_arguments("{}" if before == "{" else "}")
-    except BrokenError:
+    except NotACall:
         if before == "{":
-            raise NotACall from None
+            raise
     cursor.end()

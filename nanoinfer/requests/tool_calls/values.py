@@ -15,13 +15,9 @@ NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 
 
-class BrokenError(Exception):
-    """What follows is no value, or ends too early."""
-
-
 def read_value(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
     """Hand on one value as it is written, piece by piece, so no number is rounded; what JSON writes in another way becomes
-    JSON. BrokenError, where brackets do not match or another character stands."""
+    JSON. NotACall, where brackets do not match or another character stands."""
     closing, before, may_be_key = list[str](), "", False  # `before`: what is between two values
     while True:
         space = yield from cursor.run()
@@ -66,7 +62,7 @@ def _read_string(cursor: Cursor, add: Callable[[str], None]) -> Reads[None]:
         if (yield from cursor.take(quote)):  # one where three are the end
             add(SPECIAL.sub(_as_json, quote))
         elif not (yield from cursor.more()):
-            raise BrokenError
+            raise NotACall
     add('"')
 
 
@@ -84,7 +80,7 @@ def _read_word(cursor: Cursor) -> Reads[str]:
     word = yield from cursor.run(SCALAR)
     if not NUMBER.fullmatch(word) and word not in WORDS:
         cursor.at = begin
-        raise BrokenError
+        raise NotACall
     return WORDS.get(word, word)
 
 
@@ -95,7 +91,7 @@ def value_in(text: str) -> str:
     try:
         for _ in read_value(cursor, pieces.append):
             pass
-    except BrokenError:
+    except NotACall:
         return ""
     return "".join(pieces) if cursor.at == len(text) else ""
 
@@ -103,10 +99,7 @@ def value_in(text: str) -> str:
 def read_whole(cursor: Cursor) -> Reads[str]:
     """One value, once it is whole. NotACall if it is none."""
     pieces: list[str] = []
-    try:
-        yield from read_value(cursor, pieces.append)
-    except BrokenError:
-        raise NotACall from None
+    yield from read_value(cursor, pieces.append)
     return "".join(pieces)
 
 
@@ -129,5 +122,5 @@ def read_arguments(cursor: Cursor, ends: Sequence[str] = ()) -> Reads[None]:
     """Hand on the arguments of the call that has begun. What is no JSON is handed on as it is, up to one of `ends`."""
     try:
         yield from read_value(cursor, cursor.add_arguments)
-    except BrokenError:
+    except NotACall:
         yield from cursor.until(ends, cursor.add_arguments)

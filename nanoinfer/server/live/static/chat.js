@@ -103,8 +103,7 @@ async function turn(conversation) {
   const [chat, isJson] = [Chat.now, $("#json").checked];
   const request = chatRequest(conversation, { ...settings, json: isJson }, Chat.hasTemplate);
   const answer = { role: "assistant", name: settings.model, isPlain: isJson || !Chat.hasTemplate };
-  const message = addMessage(answer);
-  const { item, words, thoughts } = message;
+  const { item, words, thoughts, facts } = addMessage(answer);
   const record = () => {
     chat.messages = [...conversation, { ...answer, content: words.text, reasoning: thoughts.text }];
     chat.system = settings.system ?? "";
@@ -135,7 +134,7 @@ async function turn(conversation) {
   for (const shown of [words, thoughts]) shown.draw();
   item.removeAttribute("aria-busy");
   answer.facts = factsOf(end, first === null ? null : first - began, performance.now() - (first ?? began));
-  message.facts.textContent = answer.facts;
+  facts.textContent = answer.facts;
   removeEventListener("pagehide", record);
   const isKept = failure === null || words.text !== "";
   if (isKept) {
