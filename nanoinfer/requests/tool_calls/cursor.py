@@ -101,9 +101,8 @@ class Cursor:
         except UnicodeError:
             raise NotACall from None
         new = uuid4().hex
-        self.parts.append(
-            CallBegin(self.calls, new[: self._id_length] if self._id_length else f"call_{new[:24]}", name)
-        )
+        call_id = new[: self._id_length] if self._id_length else f"call_{new[:24]}"
+        self.parts.append(CallBegin(self.calls, call_id, name))
         self.calls += 1
         self._arguments = []
 

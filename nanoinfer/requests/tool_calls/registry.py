@@ -29,11 +29,8 @@ def renders_tools(tokenizer: Any) -> bool:
 def format_of(tokenizer: Any) -> CallFormat | None:
     """The format of a model's calls; None if it is not known."""
     template, given = _template_of(tokenizer), getattr(tokenizer, "tool_call_parser", None)
-    if given is None and not renders_tools(tokenizer):
-        return None
-    return next(
-        (each for each in CALL_FORMATS if (each.is_in(template) if given is None else each.name == given)), None
-    )
+    known = CALL_FORMATS if given is not None or renders_tools(tokenizer) else []
+    return next((each for each in known if (each.is_in(template) if given is None else each.name == given)), None)
 
 
 def reasoning_of(tokenizer: Any) -> ReasoningFormat | None:

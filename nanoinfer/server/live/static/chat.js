@@ -137,11 +137,10 @@ async function turn(conversation) {
   facts.textContent = answer.facts;
   removeEventListener("pagehide", record);
   const isKept = failure === null || words.text !== "";
+  item.classList.toggle("failed", !isKept);
   if (isKept) {
     record();
     announce(`${end.reason === "stopped" ? "Stopped. " : ""}${settings.model} says: ${words.text}`);
-  } else {
-    item.classList.add("failed");
   }
   Chat.running = null;
   setRunning(false);
