@@ -110,7 +110,7 @@ def measure_model(
     results["engines"] = []
     texts = [each for each in workloads if isinstance(each, TextWorkload)]
     writer = LLM(path, dtype=dtype) if texts else None
-    if texts:
+    if any(each.name == "json" for each in texts):  # grammars need one
         specs = [spec.with_options(tokenizer=True) if spec.is_ours else spec for spec in settings.engines]
         settings = replace(settings, engines=specs)
 

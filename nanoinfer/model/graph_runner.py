@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.adapter_rows import AdapterRows
@@ -149,16 +150,29 @@ class _Source:
         self._weights = [(module, module.weights) for module in modules if isinstance(module, Linear)]
         self._parameters = [parameter for module in modules for parameter in module.parameters(recurse=False)]
         self._hooks = [hooks for module in modules for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+        # What this process had counted when nothing was exchanged or hooked. After a pass, all that Python reads comes from
+        # memory, so hundreds of modules are looked at only if a count has changed.
+        self._num_assigned = self._num_hooks = -1
 
     def exchanged(self) -> bool:
         """Whether the runner has another network or attention now, or a Linear has other weights."""
         if self._runner.model is not self._model or self._runner.attention_backend is not self._backend:
             return True
-        return any(linear.weights is not weights for linear, weights in self._weights)
+        if self._num_assigned == (now := Linear.num_assigned):
+            return False
+        if any(linear.weights is not weights for linear, weights in self._weights):
+            return True
+        self._num_assigned = now
+        return False
 
     def hooked(self) -> bool:
         """Whether a module has forward hooks, which no replay would call."""
-        return any(self._hooks)
+        if self._num_hooks == (now := RemovableHandle.next_id):
+            return False
+        if any(self._hooks):
+            return True
+        self._num_hooks = now
+        return False
 
 
 class GraphRunner:

@@ -9,7 +9,7 @@ import torch
 from nanoinfer.model.kernels import Kernels, TorchKernels
 from nanoinfer.model.kernels.build import cpu_features
 from nanoinfer.model.kernels.cpp import CppKernels
-from nanoinfer.model.kernels.huge_pages import PAGE, HugePages
+from nanoinfer.model.kernels.huge_pages import PAGE, HugePages, ReusedPages
 from nanoinfer.model.layers.linear import LMHead
 from tests.helpers.kernels import CPU, DTYPES, TOLERANCE, assert_close, need_cpp, need_kernels, random
 
@@ -215,3 +215,16 @@ def test_packed_weights_lie_one_after_another_and_do_not_overlap():
     assert all(tensor.data_ptr() % 64 == 0 for tensor in kept)
     assert kept[1].data_ptr() - kept[0].data_ptr() == 64
     assert kept[3].data_ptr() % PAGE == 0
+
+
+def test_a_large_result_takes_the_memory_of_one_that_is_gone_and_never_of_one_that_is_not():
+    memory = ReusedPages()
+    first, second = memory.empty(3, 5, torch.float32), memory.empty(3, 5, torch.bfloat16)
+    place, part = first.data_ptr(), first[1:]
+    assert (first.shape, first.dtype, second.shape, second.dtype) == ((3, 5), torch.float32, (3, 5), torch.bfloat16)
+    del first
+    assert memory.empty(3, 5, torch.float32).data_ptr() not in (place, second.data_ptr()), "a view is still there"
+    del part
+    assert memory.empty(1, 2, torch.float32).data_ptr() == place
+    larger = memory.empty(PAGE, 2, torch.float32)
+    assert larger.fill_(1.0).sum() == 2 * PAGE

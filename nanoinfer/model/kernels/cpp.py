@@ -10,7 +10,9 @@ from nanoinfer.errors import KernelsUnavailableError
 from nanoinfer.model.kernels.base import AddedToGates, Dispatched
 from nanoinfer.model.kernels.build import library
 from nanoinfer.model.kernels.functions import Function, function, recording
-from nanoinfer.model.kernels.huge_pages import HugePages
+from nanoinfer.model.kernels.huge_pages import HugePages, ReusedPages
+
+LARGE = 32 << 20  # bytes: glibc maps a larger result anew at every call, and gives its pages back at the end
 
 
 class CppKernels:
@@ -34,6 +36,7 @@ class CppKernels:
         self._draw = function("draw")
         type_name = str(dtype).removeprefix("torch.")
         self.memory = HugePages()  # where packed weights lie
+        self._large = ReusedPages()  # where large results lie
         self._columns, self._inputs = (int(library()[f"linear_{size}_{type_name}"]()) for size in ("columns", "inputs"))
         self._step = 4 // dtype.itemsize  # elements in a word
         instructions = library()[f"instructions_{type_name}"]
@@ -84,7 +87,8 @@ class CppKernels:
         added: AddedToGates | None = None,
     ) -> torch.Tensor:
         """Gates and ups never go to memory, but are rounded as if they did."""
-        y = x.new_empty(len(x), size)
+        large = len(x) * size * x.itemsize > LARGE and not recording()
+        y = self._large.empty(len(x), size, x.dtype) if large else x.new_empty(len(x), size)
         pointers = (0, 0) if added is None else (added.delta.data_ptr(), added.adapters.data_ptr())
         self._multiply(self._gated_linear[activation], x, packed, bias, y, *pointers)
         return y

@@ -14,10 +14,9 @@ struct Left { const float* at; long row, column; };  // how many words its rows 
 struct Right { const float* at; long row; };
 struct Result { float* at; long row; };
 
-// A multiple of SUMS / WIDTH rows, and of WIDTH vectors of columns.
-template <class E, int WIDTH>
+// A multiple of M rows, and of WIDTH vectors of columns.
+template <class E, int WIDTH, int M = SUMS / WIDTH>
 static void multiply_vectors(Left a, Right b, Result c, long rows, long words, long columns, bool fresh) {
-    constexpr int M = SUMS / WIDTH;
     for (long n = 0; n < columns; n += WIDTH * LANES)
         for (long m = 0; m < rows; m += M) {
             float* to = c.at + m * c.row + n;
@@ -92,8 +91,9 @@ template <class E> inline bool uses_tiles() { return false; }
 template <class E>
 inline void multiply(Left a, Right b, Result c, long rows, long words, long columns, bool fresh) {
     if (uses_tiles<E>()) multiply_tiles(a, b, c, rows, words, columns, fresh);
-    else if (columns > LANES) multiply_vectors<E, 2>(a, b, c, rows, words, columns, fresh);
-    else multiply_vectors<E, 1>(a, b, c, rows, words, columns, fresh);
+    else if (columns <= LANES) multiply_vectors<E, 1>(a, b, c, rows, words, columns, fresh);
+    else if (rows % (SUMS / 2)) multiply_vectors<E, 2, 4>(a, b, c, rows, words, columns, fresh);
+    else multiply_vectors<E, 2>(a, b, c, rows, words, columns, fresh);
 }
 
 // A block of keys and values of one head, read from wherever its slots are, as the products need it.

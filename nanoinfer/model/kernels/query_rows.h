@@ -2,7 +2,7 @@
 //
 // Every token brings the heads that share a key head. Rows lie side by side, in groups of GROUP, so that the softmax works on
 // vectors of rows, and keys are multiplied as they are in memory. Values would have to be turned for that. It pays when many
-// rows use them; for `few` rows, their probabilities are turned instead.
+// rows use them; for `few` rows, their probabilities are read across instead, or turned for tiles.
 #pragma once
 #include "kv_block.h"
 #include <cmath>
@@ -97,7 +97,7 @@ class QueryRows {
     static constexpr long WORDS = BLOCK / E::STEP;
     float *queries, *sums;     // [group][word][GROUP]; [group][padded][GROUP], or [group][GROUP][padded] of few
     float *base, *total;       // [group][GROUP]: of the softmax above
-    float *scores, *turned;    // [BLOCK][GROUP], then probabilities as [WORDS][GROUP]; of few, [LANES][WORDS]
+    float *scores, *turned;    // [BLOCK][GROUP], then probabilities as [WORDS][GROUP]; for tiles of few, [LANES][WORDS]
 
   public:
     const long dim, padded, words;  // of a head: elements, with zeros for whole tiles, these in words
@@ -142,14 +142,15 @@ class QueryRows {
             if (!fresh && differ(decay, Floats{} + 1.0f)) shrink(sum, w, decay);
         }
         if (!few) return multiply<E>(block.turned_values, {scores, GROUP}, {sum, GROUP}, padded, WORDS, width, fresh);
+        if (!uses_tiles<E>())
+            return multiply<E>({scores, 1, GROUP}, block.values, {sum, padded}, (rows + 3) / 4 * 4, WORDS, padded, fresh);
         for (long k = 0; k < WORDS; k += LANES) {
             Floats square[LANES];
             for (int i = 0; i < LANES; i++) square[i] = ::load<Floats>(scores + (k + i) * GROUP);
             transpose(square);
             for (int i = 0; i < LANES; i++) store(turned + i * WORDS + k, square[i]);
         }
-        long present = uses_tiles<E>() ? LANES : (rows + 7) / 8 * 8;
-        multiply<E>({turned, WORDS, 1}, block.values, {sum, padded}, present, WORDS, padded, fresh);
+        multiply<E>({turned, WORDS, 1}, block.values, {sum, padded}, LANES, WORDS, padded, fresh);
     }
 
     // The results of one key head's rows, to their addresses. Returns whether they are finite.

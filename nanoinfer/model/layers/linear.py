@@ -37,6 +37,12 @@ class Linear(nn.Module):
     """
 
     as_stored: Callable[..., LinearWeights] | None = None  # makes `weights` of what a checkpoint has in few bits
+    num_assigned = 0  # how many times any Linear of this process has got `weights`
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weights":
+            Linear.num_assigned += 1
+        super().__setattr__(name, value)
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()
