@@ -80,6 +80,8 @@ def random_request(rng: random.Random) -> tuple[str, dict[str, Any], str | None]
     if pattern is None and kind < 0.1:
         fields, pattern = rng.choice(GRAMMARS)
         body |= fields
+        if body.get("tool_choice") == "auto":
+            pattern = f"({pattern})|({ONE_CALL}{'+' if body['parallel_tool_calls'] else ''})"
     elif kind < 0.2:
         body |= rng.choice(NONSENSE)
     elif kind < 0.4:  # one of few, so that the answers can be compared
