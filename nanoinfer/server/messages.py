@@ -16,6 +16,7 @@ from nanoinfer.server.formatter import ResponseFormatter, dumps, reason_in
 from nanoinfer.server.generation import Generation, GenerationRequest
 from nanoinfer.server.protocol import NOTHING, ByType, ChatRequest, Few, Items, Label, StopTexts, Strict, or_text
 from nanoinfer.server.responses import protocol as responses
+from nanoinfer.server.responses.store import new_id
 from nanoinfer.server.service import Service
 
 NAMES = {  # of chat, or of /v1/responses → ours
@@ -180,10 +181,9 @@ def _items(message: InputMessage) -> list[Any]:
 class MessagesFormatter(ResponseFormatter):
     """One message of blocks. An answer that is not streamed has the same blocks."""
 
-    id_prefix = "msg_"
-
     def __init__(self, service: Service, body: MessagesRequest, request: GenerationRequest, request_id: str):
         super().__init__(service, request, request_id)
+        self.answer_id = new_id("message")  # a client chooses request ids: it may use one twice
         self._replies = Replies(service, request)
         self._request_id, self._max_tokens, self._has_begun = request_id, body.max_tokens, False
         self._content: list[dict[str, Any]] = []

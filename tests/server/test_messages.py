@@ -101,6 +101,12 @@ def test_an_answer_is_what_chat_gives(server: Running, reference: LLM) -> None:
     assert usage["output_tokens"] == len(wanted.token_ids)
 
 
+def test_messages_have_their_own_ids_whatever_clients_call_their_requests(server: Running) -> None:
+    made = [server.post(MESSAGES, HI, headers={"x-request-id": "mine"}) for _ in range(2)]
+    assert [answer.headers["x-request-id"] for answer in made] == ["mine"] * 2
+    assert len({answer.json()["id"] for answer in made}) == 2, "LangGraph keeps one message of each id"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_loop_with_a_tool(agent: Running, stream: bool) -> None:
     def create(body: dict[str, Any]) -> dict[str, Any]:

@@ -227,6 +227,7 @@ def test_a_loop_with_a_tool(agents_client: openai.OpenAI, way: str, stream: bool
     second = create(**body)
     assert (second.output_text, second.status) == ("It is warm.", "completed")
     assert second.usage.input_tokens_details.cached_tokens > 0.8 * first.usage.total_tokens
+    assert agents_client.responses.input_items.list(second.id).data[0].output == result["output"]
     function = {"name": "weather", "arguments": ARGUMENTS}
     said = {"role": "assistant", "content": "Let me look. ", "reasoning_content": "Hm, Oslo"}
     said["tool_calls"] = [{"id": "1", "type": "function", "function": function}]  # type: ignore[assignment]

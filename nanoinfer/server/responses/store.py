@@ -10,7 +10,15 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from nanoinfer.server.errors import ApiError
-from nanoinfer.server.responses.protocol import Item, ItemReference, MessageItem, ReasoningItem, ResponsesRequest
+from nanoinfer.server.responses.protocol import (
+    FunctionCallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+    ResponsesRequest,
+    TextPart,
+)
 
 MOST_BYTES = 256 * 2**20  # of all of them: `store_responses` says how many there are, not how long they are
 PREFIXES = {
@@ -29,7 +37,8 @@ def new_id(kind: str) -> str:
 
 
 def as_stored(item: Any) -> dict[str, Any]:
-    """An item as clients get it back: with an id, and parts as its content."""
+    """An item as clients get it back: with an id, and parts as its content. What a function has returned is text, if it is
+    one: clients read it as such."""
     plain = item.model_dump(exclude_none=True)
     plain.setdefault("id", new_id(item.type))
     if isinstance(item, ReasoningItem):
@@ -37,6 +46,8 @@ def as_stored(item: Any) -> dict[str, Any]:
     if isinstance(item, MessageItem):
         kind = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
         plain["content"] = [part if "refusal" in part else {**part, **kind} for part in plain["content"]]
+    if isinstance(item, FunctionCallOutputItem) and len(item.output) == 1 and isinstance(item.output[0], TextPart):
+        plain["output"] = item.output[0].text
     return {"status": "completed", **plain}
 
 
