@@ -38,9 +38,9 @@ def test_hashes_that_the_caller_has_computed_give_the_same_choice() -> None:
             policy.add_replica(name)
         policy.note_events("c", stored("c", tokens_of(1, 320)))
     for i, prompt in enumerate((tokens_of(1, 330), tokens_of(2, 100), tokens_of(3, 15), tokens_of(1, 320))):
-        keys = {"extra_key": "mine", "adapter": "sea"} if i == 1 else {}
-        plain = request(f"{i}", prompt, **keys)
-        hashed = replace(plain, hashes=block_hashes(prompt, 16, *keys.values()))
+        keys = ("mine", "sea") if i == 1 else (None, None)
+        plain = request(f"{i}", prompt, extra_key=keys[0], adapter=keys[1])
+        hashed = replace(plain, hashes=block_hashes(prompt, 16, *keys))
         assert policies[0].choose(plain) == policies[1].choose(hashed)
     assert policies[0].pending.sets.masks == policies[1].pending.sets.masks
     with pytest.raises(ValueError, match="hashes"):
@@ -145,3 +145,13 @@ def test_the_order_in_which_replicas_came_does_not_matter() -> None:
     for i in range(40):
         prompt = tokens_of(i, 12)
         assert one.choose(request(f"{i}", prompt)) == other.choose(request(f"{i}", prompt))
+
+
+def test_a_prefix_hash_tells_adapters_and_keys_apart() -> None:
+    policy, prompt = PrefixHash(8), tokens_of(1, 12)
+    for name in "abcd":
+        policy.add_replica(name)
+    keys = [request(f"k{i}", prompt, extra_key=i) for i in range(40)]
+    adapters = [request(f"a{i}", prompt, adapter=f"adapter {i}") for i in range(40)]
+    for asked in (keys, adapters):
+        assert {policy.choose(each) for each in asked} == set("abcd")

@@ -40,9 +40,9 @@ class Linear(nn.Module):
     num_assigned = 0  # how many times any Linear of this process has got `weights`
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weights":
-            Linear.num_assigned += 1
         super().__setattr__(name, value)
+        if name == "weights":  # counted afterwards: who looks in between, looks again
+            Linear.num_assigned += 1
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, device: torch.device):
         super().__init__()

@@ -156,7 +156,7 @@ def test_several_chats_come_back_in_order(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "named"),
     [
-        ([], "message"),
+        ([], "messages: a conversation needs"),
         ("Hello", "messages"),
         ([{"role": "user"}], "content"),
         ([{"content": "a"}], r"messages\[0\].*role"),
