@@ -166,7 +166,7 @@ def install(network: Any, config: ModelConfig, quantized: bool, communicator: Co
     for path, module in list(network.named_modules()):
         parent, _, name = path.rpartition(".")
         if isinstance(module, FusedLinear) and module.parts.keys() <= specs.keys():
-            module.shard_specs = {part: specs[part] for part in module.parts}  # type: ignore[assignment]
+            module.shard_specs = {part: specs[part] for part in module.parts}
         elif name in widths and type(module) is Linear:
             assert module.weight is not None
             rest = module.bias is not None, module.weight.dtype, module.weight.device, communicator
