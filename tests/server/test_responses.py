@@ -368,7 +368,7 @@ def test_the_store_has_a_limit_in_bytes() -> None:
     for i in range(10):
         store.add(answer(str(i), 100), [{"id": "asked"}])
     assert 0 < len(store) < 4
-    assert store.item("asked", "x") == {"id": "asked"}
+    assert store.items({"asked", "none"}) == {"asked": {"id": "asked"}}
     store.add(answer("large", 2000), [])
     assert (len(store) > 0, store.get("9").num_inputs) == (True, 1), "what can never fit takes no place"
     for i in range(10 - len(store), 10):

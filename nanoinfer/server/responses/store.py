@@ -10,15 +10,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from nanoinfer.server.errors import ApiError
-from nanoinfer.server.responses.protocol import (
-    FunctionCallOutputItem,
-    Item,
-    ItemReference,
-    MessageItem,
-    ReasoningItem,
-    ResponsesRequest,
-    TextPart,
-)
+from nanoinfer.server.responses import protocol
 
 MOST_BYTES = 256 * 2**20  # of all of them: `store_responses` says how many there are, not how long they are
 PREFIXES = {
@@ -28,7 +20,7 @@ PREFIXES = {
     "function_call_output": "fco",
     "reasoning": "rs",
 }
-_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[Item])
+_ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[protocol.Item])
 
 
 def new_id(kind: str) -> str:
@@ -41,24 +33,25 @@ def as_stored(item: Any) -> dict[str, Any]:
     one: clients read it as such."""
     plain = item.model_dump(exclude_none=True)
     plain.setdefault("id", new_id(item.type))
-    if isinstance(item, ReasoningItem):
+    if isinstance(item, protocol.ReasoningItem):
         return {"summary": [], **plain}
-    if isinstance(item, MessageItem):
+    if isinstance(item, protocol.MessageItem):
         kind = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
         plain["content"] = [part if "refusal" in part else {**part, **kind} for part in plain["content"]]
-    if isinstance(item, FunctionCallOutputItem) and len(item.output) == 1 and isinstance(item.output[0], TextPart):
-        plain["output"] = item.output[0].text
+    if isinstance(item, protocol.FunctionCallOutputItem) and len(item.output) == 1:
+        plain["output"] = plain["output"][0].get("text", plain["output"])
     return {"status": "completed", **plain}
 
 
 @dataclass(frozen=True)
 class StoredResponse:
     """`answer`: the response as it was sent. `items`: its whole conversation, input and output; the first `num_inputs` are
-    input. Both are JSON, so that their size is known and nobody changes them."""
+    input. Both are JSON, so that their size is known and nobody changes them. `ids`: of the items."""
 
     answer: str
     items: str
     num_inputs: int
+    ids: frozenset[str]
 
     @property
     def size(self) -> int:
@@ -79,7 +72,8 @@ class ResponseStore:
     def add(self, answer: dict[str, Any], inputs: Sequence[dict[str, Any]]) -> None:
         """Keep a response and the items before its own. All of them have ids."""
         items = [*inputs, *answer["output"]]
-        added = StoredResponse(json.dumps(answer), json.dumps(items), len(inputs))
+        ids = frozenset(item["id"] for item in items)
+        added = StoredResponse(json.dumps(answer), json.dumps(items), len(inputs), ids)
         if added.size > self._most_bytes:
             return
         self._responses[answer["id"]] = added
@@ -101,23 +95,26 @@ class ResponseStore:
         self._size -= self.get(response_id).size
         del self._responses[response_id]
 
-    def item(self, item_id: str, field: str) -> dict[str, Any]:
-        """An item of a stored response. ApiError (404) as in `get`."""
+    def items(self, ids: set[str]) -> dict[str, dict[str, Any]]:
+        """Items of stored responses by id, as far as there are any. A conversation is read once, however many are in it."""
+        found: dict[str, dict[str, Any]] = {}
         for stored in reversed(self._responses.values()):
-            for item in json.loads(stored.items) if json.dumps(item_id) in stored.items else ():
-                if item["id"] == item_id:
-                    return item
-        message = f"{field}={repr_in_short(item_id)}: no stored response has this item"
-        raise ApiError(404, message, field, "item_not_found")
+            if missing := stored.ids & ids - found.keys():
+                found |= {item["id"]: item for item in json.loads(stored.items) if item["id"] in missing}
+        return found
 
-    def conversation(self, body: ResponsesRequest) -> list[Any]:
+    def conversation(self, body: protocol.ResponsesRequest) -> list[Any]:
         """All items before the answer: those of the previous response, then the input. ApiError (404) where one is
         not stored."""
         items = list[Any]()
         if body.previous_response_id is not None:
             items += _ITEMS.validate_json(self.get(body.previous_response_id, "previous_response_id").items)
+        known = self.items({item.id for item in body.input if isinstance(item, protocol.ItemReference)})
         for i, item in enumerate(body.input):
-            if isinstance(item, ItemReference):
-                (item,) = _ITEMS.validate_python([self.item(item.id, f"input[{i}].id")])
+            if isinstance(item, protocol.ItemReference):
+                if item.id not in known:
+                    message = f"input[{i}].id={repr_in_short(item.id)}: no stored response has this item"
+                    raise ApiError(404, message, f"input[{i}].id", "item_not_found")
+                (item,) = _ITEMS.validate_python([known[item.id]])
             items.append(item)
         return items
