@@ -258,9 +258,11 @@ def test_threads_of_python_compute_side_by_side(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kv_of_another_dtype_is_refused(dtype: torch.dtype):
+def test_kv_of_another_dtype_or_device_is_refused(dtype: torch.dtype):
     need_cpp(dtype)
-    sequence = Sequence(torch.bfloat16 if dtype is torch.float32 else torch.float32, 2, 2, 16)
-    sequence.q = sequence.q.to(dtype)
-    with pytest.raises(ValueError, match=f"token_to_kv_pool: .*must be the model's {dtype}"):
-        sequence.attend(cpp_attention(dtype), AttentionLayer(0, 2, 2, 16), [(0, 3)])
+    for kv_dtype, device in ((torch.bfloat16 if dtype is torch.float32 else torch.float32, "cpu"), (dtype, "meta")):
+        pool = TokenToKVPool(8, kv_dtype, 2, 16, 1, device)
+        with pytest.raises(
+            ValueError, match=f"token_to_kv_pool: {kv_dtype} on {device}, must be the model's {dtype} on cpu"
+        ):
+            cpp_attention(dtype).init_forward(SimpleNamespace(token_to_kv_pool=pool))

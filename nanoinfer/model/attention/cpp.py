@@ -26,9 +26,13 @@ class CppAttention:
         self._store_int8 = function("store_int8", dtype)
 
     def init_forward(self, metadata: InputMetadata) -> None:
-        """There is nothing to prepare: the kernel reads the CSR description. ValueError when K/V has another dtype."""
-        if metadata.token_to_kv_pool.dtype is not self._dtype:
-            raise ValueError(f"token_to_kv_pool: {metadata.token_to_kv_pool.dtype}, must be the model's {self._dtype}")
+        """There is nothing to prepare: the kernel reads the CSR description. ValueError when K/V has another dtype, or is
+        not in the CPU's memory."""
+        pool = metadata.token_to_kv_pool
+        if pool.dtype is not self._dtype or pool.device.type != "cpu":
+            raise ValueError(
+                f"token_to_kv_pool: {pool.dtype} on {pool.device}, must be the model's {self._dtype} on cpu"
+            )
 
     def store(self, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, metadata: InputMetadata) -> None:
         """One call for keys and values. Their tokens may have any stride, but both the same."""

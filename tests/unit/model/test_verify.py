@@ -33,7 +33,7 @@ class ChosenSlots:
     """Three requests with all tokens but the last `NEW` computed; rows and slots are written by hand, in shuffled pages."""
 
     def __init__(self, loaded: LoadedModel, page_size: int, attention: str):
-        backend = select_attention_backend(attention, loaded.dtype, torch.device("cpu"))
+        backend = select_attention_backend(attention, loaded.dtype, loaded.device)
         pool = loaded.new_kv_pool(SLOTS, page_size)
         self.runner = ModelRunner(loaded.model, ReqToTokenPool(5, 32), pool, backend)
         pages = np.random.default_rng(3).permutation(SLOTS // page_size)
