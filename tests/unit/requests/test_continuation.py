@@ -32,7 +32,7 @@ def llm() -> LLM:
 def run(llm: LLM, request: Request) -> tuple[list[StreamPiece], RequestOutput]:
     """Its pieces, one per pass, and its last output."""
     group = llm.engine.prepare(request)
-    reader, pieces = PieceReader(group), []
+    reader, pieces = PieceReader(group), list[StreamPiece]()
     llm.engine.submit(group)
     while not group.finished:
         llm.engine.step()
