@@ -73,6 +73,13 @@ def test_namespaces_have_hashes_of_their_own() -> None:
     assert block_hashes([1], 1, None, "base") == block_hashes([1], 1)
 
 
+def test_a_key_without_a_hash_is_refused_and_the_tree_is_as_it_was() -> None:
+    cache, mirror = reporting()
+    with pytest.raises(ValueError, match="extra_key"):
+        put(cache, range(8), extra_key=1.5)
+    assert (cache.total_size(), mirror.calls) == (0, [])
+
+
 # --- operations ------------------------------------------------------------------------------------------------------
 
 
