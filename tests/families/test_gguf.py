@@ -92,6 +92,7 @@ def test_groups_stand_for_the_decoded_matrix(kind: Kind, checkpoint: Checkpoint,
             assert torch.equal(matrix.flatten(1), tensor.read()), name
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("family", "changes", "kind"),
     [

@@ -201,6 +201,7 @@ def test_tokens_are_those_of_transformers_with_these_weights(case: str, plain: P
     assert tokens_of(tmp_path / "model") == greedy(model, PROMPT, 12)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("case", "stays"), [("gptq", True), ("w4a16", True), ("gptq asymmetric", False), ("w8a16", False)]
 )

@@ -169,6 +169,7 @@ def test_it_is_taken_where_no_family_of_ours_fits_and_says_why(tmp_path: Path) -
         load_model(tmp_path, model_impl="nanoinfer")
 
 
+@pytest.mark.cpu
 def test_a_backend_without_sinks_is_refused(tmp_path: Path) -> None:
     save_any(tmp_path, *QUICK["sinks"])
     with pytest.raises(KernelsUnavailableError, match="attention_backend='cpp': cannot do sinks"):

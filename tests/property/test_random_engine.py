@@ -172,6 +172,7 @@ def shared_llm(path: Path, folders: dict[str, Path]) -> LLM:
     return LOADED[path]
 
 
+@pytest.mark.cpu
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_batch_equals_its_requests_alone(data: st.DataObject, checkpoint: Checkpoint) -> None:

@@ -114,7 +114,7 @@ def prefilled(generator: GeneratorTorch, pool: TokenToKVPool) -> tuple[Any, torc
     ids = torch.tensor([token for prompt in PROMPTS for token in prompt])
     last = lens.cumsum(0) - 1
     logits = generator.forward_tensor(ids, positions, True, kv_cache, tables, slots, lens, int(lens.max()), last)
-    return kv_cache, tables, lens, logits.argmax(-1)
+    return kv_cache, tables, lens, logits.argmax(-1).cpu()
 
 
 @pytest.mark.parametrize(("block_size", "num_drafts"), [(1, 1), (4, 3), (16, 4)])
@@ -139,7 +139,7 @@ def test_advance_step_moves_a_batch_on_past_its_accepted_drafts(
         logits = generator.forward_tensor(
             tokens, positions, False, kv_cache, tables, slots, lengths, 64, q_lens=[width] * batch
         )
-        chosen = logits.argmax(-1).view(batch, width)
+        chosen = logits.argmax(-1).view(batch, width).cpu()
         accepted = (drafts == chosen[:, :-1]).long().cumprod(1).sum(1)  # up to the first that differs
         sampled = chosen.masked_fill(torch.arange(width) > accepted[:, None], -1)
         for i, text in enumerate(texts):
