@@ -118,6 +118,7 @@ def check_with_and_without(path: Path, draft: Path, options: dict[str, Any]) -> 
     assert_all_free(speculative.engine)
 
 
+@pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_same_tokens_with_drafts(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:

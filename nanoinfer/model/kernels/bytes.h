@@ -9,6 +9,9 @@
 
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
+// Weights are asked for so many bytes ahead, into the first-level cache: a row uses them once.
+constexpr long AHEAD = 10240;
+
 #if defined(__AVX512F__)
 inline Bytes lowest_bytes(Ints v) { return (Bytes)_mm512_cvtepi32_epi8((__m512i)v); }
 inline int32_t largest(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }

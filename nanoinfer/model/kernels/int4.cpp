@@ -30,9 +30,8 @@ constexpr int INT4_ROWS = 64;  // rows that share what was unpacked; their sums 
 // A group's words of 4 bytes, with scales and minimums
 template <int BITS, bool MINIMUM> constexpr long WORDS_OF = BITS * COLUMNS + (MINIMUM ? 2 : 1) * COLUMNS / 2;
 
-// What is read of W asks for what comes some 8 groups later, so that it has arrived when it is its turn: it is used once.
 template <class V> inline V ahead(const void* at) {
-    __builtin_prefetch((const int32_t*)at + 8 * WORDS_OF<4, true>, 0, 3);
+    __builtin_prefetch((const char*)at + AHEAD, 0, 3);
     return load<V>((const V*)at);
 }
 

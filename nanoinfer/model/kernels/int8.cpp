@@ -88,7 +88,7 @@ static void int8_tile(const Int8Group* x, const int32_t* words, long steps, floa
         for (int p = 0; p < PANELS; p++) whole[m][p] = Ints{} - x[m].offset;
 #pragma GCC unroll 4
     for (long k = 0; k < steps; k++, words += COLUMNS) {
-        for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + 40 * COLUMNS + line, 0, 3);
+        for (int line = 0; line < COLUMNS; line += 16) __builtin_prefetch(words + AHEAD / 4 + line, 0, 3);
         Ints column[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; p++) column[p] = load<Ints>(words + p * LANES);
